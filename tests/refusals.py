@@ -1,9 +1,14 @@
 """Check that bad input is refused: by the type of the error and one keyword. A failure names the case of a table."""
 
 import re
+import warnings
 from contextlib import contextmanager
 
 import pytest
+
+from flatfold.errors import FlatfoldError
+
+SENTENCES = (ValueError, TypeError, FlatfoldError, FileNotFoundError, NotADirectoryError)
 
 
 @contextmanager
@@ -26,3 +31,18 @@ def assert_refused(error, keyword, function, *arguments, case=None, **options):
     """Call a function that must raise such an error."""
     with refused((function, arguments, options) if case is None else case, keyword, error):
         function(*arguments, **options)
+
+
+def outcome(action, case, longest=1500):
+    """Return what an action returns, or None if it is refused by a sentence of a documented type; else fail."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return action()
+    except SENTENCES as error:
+        message = str(error)
+    except Exception as error:
+        raise AssertionError(f"case {case!r:.300} raised {error!r:.300}") from error
+    if " " not in message or len(message) > longest:
+        pytest.fail(f"case {case!r:.300} has a message of {len(message)} characters: {message:.300}")
+    return None

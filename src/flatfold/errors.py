@@ -64,6 +64,12 @@ class NoDerivativeError(FlatfoldError, ValueError):
     """A step of the network cannot be differentiated as often as needed."""
 
 
+def brief(error: BaseException, longest: int = 200) -> str:
+    """Return what an error of a library says, on one line of limited length and without its last full stop."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return (words if len(words) <= longest else f"{words[:longest]} ...").rstrip(".")
+
+
 def cause(error: BaseException, message: str) -> BaseException | None:
     """Return the error to raise ``message`` from: None if it contains all that ``error`` says."""
     text = str(error).strip()

@@ -10,6 +10,7 @@ from torch import nn
 import flatfold as ff
 from flatfold.data.feature_files import FeatureRows
 from flatfold.data.images import ArrayImages
+from flatfold.network import calls
 from flatfold.network.calls import evaluating, watch_calls
 from flatfold.network.heads import find_head
 from flatfold.passes.inputs import score_inputs
@@ -65,7 +66,7 @@ def test_a_model_is_left_as_it_was_even_after_an_exception():
         assert state(model) == before, error
 
 
-def test_a_model_is_moved_to_a_device_and_back_only_if_needed():
+def test_a_model_is_moved_to_a_device_and_back_only_if_needed(monkeypatch):
     class Moving(nn.Linear):
         """Notes where it is sent instead of going there: this machine may have one device only."""
 
@@ -78,13 +79,16 @@ def test_a_model_is_moved_to_a_device_and_back_only_if_needed():
     model = Moving(4, 3)
     ff.extract(model, [X], execution=ff.Execution(device="cpu"))
     assert model.sent == ()
+    for device in ("abacus", "cuda:99", "meta"):
+        with refused(device, device), evaluating(model, device):
+            pass
+    monkeypatch.setattr(calls, "usable_device", torch.device)  # "meta" stands for a device that is not the CPU
     with pytest.raises(RuntimeError):  # the weights stayed on the CPU, the inputs went to "meta"
         ff.extract(model, [X], execution=ff.Execution(device="meta"))
     assert model.sent == ("meta", "cpu")
     two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3, device="meta"))
-    for case, device in [(two, "meta"), (model, "abacus"), (model, "cuda:99")]:
-        with refused(device, device), evaluating(case, device):
-            pass
+    with refused("two devices", "one device"), evaluating(two, "meta"):
+        pass
 
 
 def convolutional():

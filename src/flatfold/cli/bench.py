@@ -20,6 +20,7 @@ from .options import (
     SuiteOptions,
     TableOptions,
     With,
+    check_out,
     load_plugins,
 )
 from .output import count, get_output, open_console, print_json, print_table, say
@@ -96,6 +97,8 @@ def bench(
         raise typer.BadParameter("--methods starts new results, --add extends finished ones.", param_hint="--add")
     if latex == STDOUT and get_output().json:
         raise typer.BadParameter("--json also writes to stdout. Pass a file to --latex.", param_hint="--latex")
+    if latex is not None and latex != STDOUT:
+        check_out(latex, option="--latex")
     load_plugins(own)
     wanted = methods if add is None else add
     specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))
@@ -277,6 +280,8 @@ def report(
     Example: flatfold report out/digits --latex table.tex --metric auroc --sets near,far,average
     """
     if latex is not None:
+        if latex != STDOUT:
+            check_out(latex, option="--latex")
         _write_latex(folder, latex, table)
         return
     if table.metric is not None or table.sets is not None:

@@ -15,6 +15,7 @@ from ..errors import MethodRefusedError
 from .class_statistics import distances_to
 from .hessian import affordable_distances, entry_chunks, variance_and_mean
 from .shaping import softmax
+from .validation import check_seed
 
 
 class Moments(NamedTuple):
@@ -308,6 +309,7 @@ def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who:
             f"here has {int(counts.max())}. Pass more in-distribution data, or choose hyper-parameters yourself."
         )
     if max_classes is not None and len(enough) > max_classes:
+        check_seed(seed)
         # The generator of the authors' code, so that the same seed draws the same classes.
         drawn = np.random.RandomState(seed).choice(enough.cpu().numpy(), max_classes, replace=False)
         enough = torch.from_numpy(drawn).to(labels)

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .validation import check_tensor, check_unmasked
+
 LONG = 100_000  # number of scores above which a second thread pays off
 
 
@@ -121,9 +123,14 @@ def score_vectors(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.flo
 def score_vector(scores: Scores, name: str = "scores") -> NDArray[np.floating]:
     """Return scores as a floating-point numpy vector; raise for NaN and empty vectors."""
     if isinstance(scores, Tensor):
+        check_tensor(scores, name)
         scores = scores.detach().cpu()
         scores = (scores if scores.element_size() >= 4 else scores.float()).numpy()
+    if isinstance(scores, np.ndarray):
+        check_unmasked(scores, name)
     scores = np.asarray(scores)
+    if scores.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must be real numbers, got {scores.dtype}.")
     if scores.ndim != 1 or scores.size == 0:
         raise ValueError(f"{name} must be a non-empty vector, got shape {scores.shape}.")
     if not np.issubdtype(scores.dtype, np.floating):

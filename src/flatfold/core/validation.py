@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from math import isfinite
 from numbers import Real
@@ -18,17 +19,44 @@ if TYPE_CHECKING:
     from .bank import FeatureBank, Head
 
 FLOATS = (torch.float32, torch.float64)
+LARGEST = 2**53  # of whole numbers; floating-point numbers hold them exactly
 
 
 def as_tensor(values: Tensor | np.ndarray, name: str) -> Tensor:
-    """Return ``values`` as a tensor that shares its memory."""
+    """Return ``values`` as a tensor, which shares their memory unless they have another byte order."""
     if isinstance(values, Tensor):
+        check_tensor(values, name)
         return values
-    if isinstance(values, np.ndarray):
-        return torch.from_numpy(values)
-    raise TypeError(
-        f"{name} must be a torch tensor or a numpy array, not {type(values).__name__}. Wrap it in torch.tensor(...)."
-    )
+    if not isinstance(values, np.ndarray):
+        raise TypeError(
+            f"{name} must be a torch tensor or a numpy array, not {type(values).__name__}. Wrap it in "
+            "torch.tensor(...)."
+        )
+    check_unmasked(values, name)
+    if values.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must be numbers, got {values.dtype}. Convert them, as in array.astype('float32').")
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def check_tensor(values: Tensor, name: str, sparse: bool = False) -> None:
+    """Raise unless a tensor holds its values, one after the other; with ``sparse`` it may leave out zeros."""
+    if values.is_meta:
+        raise ValueError(f"{name} on the device 'meta' have a shape but no values. Create them on 'cpu'.")
+    if values.is_nested:
+        raise ValueError(f"{name} must have rows of one length, got a nested tensor. Pad it: x.to_padded_tensor(0.0).")
+    if values.is_quantized:
+        raise TypeError(f"{name} must not be quantised, got {values.dtype}. Convert them with .dequantize().")
+    if values.layout is not torch.strided and not (sparse and "sparse" in str(values.layout)):
+        raise ValueError(f"{name} must be dense, got {values.layout}. Convert them with .to_dense().")
+
+
+def check_unmasked(values: np.ndarray, name: str) -> None:
+    """Raise if an array has masked values: the numbers below the mask mean nothing."""
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} must not have masked values, got {int(np.ma.getmaskarray(values).sum())} of {values.size}. "
+            "Fill them as in training, array.filled(0), or leave out these rows."
+        )
 
 
 def as_matrix(values: Tensor | np.ndarray, name: str) -> Tensor:
@@ -98,6 +126,8 @@ def check_features(h: Tensor, weight: Tensor) -> None:
         raise TypeError(
             f"features must be a torch tensor, not {type(h).__name__}. Use bank.features, or torch.as_tensor(array)."
         )
+    if not torch.compiler.is_compiling():
+        check_tensor(h, "features")
     if h.ndim != 2:
         raise ValueError(f"features must have shape (n, d), got {tuple(h.shape)}. A single row needs h[None].")
     check_width(h.shape[-1], weight)
@@ -156,16 +186,22 @@ def check_choice(name: str, value: object, choices: Collection[str | bool | None
 def check_above_zero(name: str, value: float, customary: str, or_zero: bool = False) -> None:
     """Raise unless a hyper-parameter is above 0, or 0 where that is allowed."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value < float("inf") or (value == 0 and not or_zero):
+    if not number or not 0 <= value <= sys.float_info.max or (value == 0 and not or_zero):
         limit = "of at least 0" if or_zero else "above 0"
         raise MethodRefusedError(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
     """Raise unless a hyper-parameter is a positive integer, and at most ``most``, the number of ``of``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (LARGEST if most is None else most):
         limit = "of at least 1" if most is None else f"from 1 to {most}, the number of {of}"
-        raise MethodRefusedError(f"{name} must be a whole number {limit}, got {value!r}.")
+        raise MethodRefusedError(f"{name} must be a whole number {limit}, got {value!r:.60}.")
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise unless a seed is a whole number that generators take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise MethodRefusedError(f"seed must be a whole number of at most 63 bits, got {seed!r:.60}.")
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

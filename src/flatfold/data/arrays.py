@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.validation import check_tensor, check_unmasked
 from .batch import Batch, split_batch
 from .labels import LABEL_KEYS, ClassIndices, are_labels, class_indices, indices_or_masks
 from .sources import Source
@@ -115,17 +116,13 @@ def to_tensors(values: Any, dtype: torch.dtype | None = None) -> Any:
     if isinstance(values, Mapping):
         return {name: value if name in LABEL_KEYS else to_tensors(value, dtype) for name, value in values.items()}
     if isinstance(values, Tensor):
-        _check_values(values)
+        check_tensor(values, "tensors")
         return values
     if hasattr(values, "toarray"):
         raise TypeError(f"arrays must be dense, got {type(values).__name__}. Convert it with .toarray().")
     table = hasattr(values, "iloc")
     values = _numbers_of(values) if table else values
-    if np.ma.is_masked(values):
-        raise ValueError(
-            f"arrays must not have masked values, got {int(np.ma.getmaskarray(values).sum())} of {values.size}. "
-            "Fill them as in training, array.filled(0), or leave out these rows."
-        )
+    check_unmasked(values, "arrays")
     if values.dtype.kind not in "fiub":
         texts = " For texts, set loading=Loading(collate=tokenizer)." if values.dtype.kind in "OU" else ""
         raise TypeError(
@@ -136,14 +133,6 @@ def to_tensors(values: Any, dtype: torch.dtype | None = None) -> Any:
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     tensor = torch.from_numpy(np.require(native, requirements=["C", "W"]))  # which torch can share
     return tensor.to(dtype) if dtype is not None and (table or tensor.is_floating_point()) else tensor
-
-
-def _check_values(values: Tensor) -> None:
-    """Raise unless a tensor holds its values one after the other."""
-    if values.device.type == "meta":
-        raise ValueError("tensors on the device 'meta' have a shape but no values. Create them on 'cpu'.")
-    if values.layout is not torch.strided:
-        raise ValueError(f"tensors must be dense, got {values.layout}. Convert them with .to_dense().")
 
 
 def _numbers_of(table: Any) -> NDArray[Any]:

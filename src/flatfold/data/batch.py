@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.validation import check_tensor
 from .labels import LABEL_KEYS, ClassIndices, are_labels, class_indices
 
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
@@ -98,6 +99,8 @@ def split_batch(batch: Any, read_labels: Callable[[Any, int], ClassIndices] = cl
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
+    for tensor in tensors:
+        check_tensor(tensor, "inputs", sparse=True)
     if tensors[0].ndim == 0:
         raise ValueError("a batch must have a batch axis first, got a tensor without dimensions.")
     rows = len(tensors[0])

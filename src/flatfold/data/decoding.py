@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 
-from ..errors import TooManyPixelsError, UnreadableImageError
+from ..errors import TooManyPixelsError, UnreadableImageError, brief
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -81,7 +81,7 @@ def read_image(
             error.filename = error.filename or called  # a read that fails does not know its file
             raise
         kind = TooManyPixelsError if isinstance(error, _TOO_LARGE) else UnreadableImageError
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or brief(error)
         if isinstance(error, UnidentifiedImageError):
             reason = "unknown image format"
         raise kind(

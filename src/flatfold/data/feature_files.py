@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -24,8 +22,11 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import row_chunks
 from ..core.validation import check_finite, listed
+from ..errors import brief
+from ..io.files import check_regular
 from ..io.store import read_checksum
 from .banks import DTYPES, load_bank, read_shards, shard_name
+from .images import BROKEN_ARRAYS, check_expansion_of_arrays
 from .sources import Source
 
 ROWS_AT_ONCE = 4096
@@ -125,17 +126,21 @@ def _reading(path: Path) -> Iterator[None]:
     """Convert errors of the readers to a ``ValueError`` that names the file."""
     try:
         yield
-    except (BadZipFile, EOFError, NotImplementedError, OSError, SafetensorError, ValueError, zlib.error) as error:
+    except (*BROKEN_ARRAYS, SafetensorError) as error:
         kind = path.suffix if path.suffix.lower() in (".npy", ".npz") else "safetensors"
-        raise ValueError(f"{path} must be a {kind} file, but cannot be read: {error}. Write it again.") from error
+        raise ValueError(
+            f"{path} must be a {kind} file, but cannot be read: {brief(error)}. Write it again."
+        ) from error
 
 
 def _arrays_in(path: Path) -> dict[str, _Array]:
+    check_regular(path)
     with _reading(path):
         if path.suffix.lower() == ".npy":
             return {"features": open_memmap(path, mode="r")}
         if path.suffix.lower() == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+                check_expansion_of_arrays(path, loaded.zip, loaded)
                 return dict(loaded)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

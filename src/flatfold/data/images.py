@@ -8,10 +8,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ..errors import UnreadableImageError
+from ..errors import UnreadableImageError, brief
+from ..io.files import check_regular
 from .decoding import EXTENSIONS, class_labels, find_images, holds_images, read_image
 from .fingerprint import file_statuses, hash_files
 from .labels import class_indices
 from .sources import ImageSource
-from .tables import NULL, ParquetColumn, parquet_files
+from .tables import NULL, ParquetColumn, check_expansion, parquet_files
 from .transform import Transform
 
 __all__ = [
@@ -41,6 +43,11 @@ __all__ = [
 ]
 
 LISTS = (".txt", ".lst", ".list")
+# What numpy raises for damaged files: its parser of headers lets through errors of those that it is built upon.
+BROKEN_ARRAYS = (
+    *(AttributeError, BadZipFile, EOFError, LookupError, MemoryError, NotImplementedError, OSError, OverflowError),
+    *(RecursionError, RuntimeError, SyntaxError, TokenError, TypeError, ValueError, zlib.error),
+)
 OPENED = (OSError, SyntaxError, ValueError)  # what Pillow raises for a broken image that is decoded late
 FILES = (".parquet", ".npz", *LISTS)
 SHOWN = 80  # characters of a line in a message
@@ -171,7 +178,7 @@ class Pictures(ImageSource):
                 image.load()
         except OPENED as error:
             raise UnreadableImageError(
-                f"{name} could not be read as an image: {error}. Open the file again."
+                f"{name} could not be read as an image: {brief(error)}. Open the file again."
             ) from error
         return name, image
 
@@ -349,17 +356,28 @@ class NpzImages(_Pixels):
         return f"{self.path}:{range(self.rows)[row]}"
 
 
+def check_expansion_of_arrays(path: Path, archive: ZipFile, names: Iterable[str]) -> None:
+    """Raise if arrays of an ``.npz`` file would take far more memory than the file."""
+    entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+    for entry in (entries[name] for name in names if name in entries):
+        check_expansion(path, f"array {entry.filename!r}", entry.file_size, entry.compress_size, "Split it.")
+
+
 def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
+    check_regular(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             missing = [name for name in names if name not in arrays]
             if not missing:
+                check_expansion_of_arrays(path, arrays.zip, names)
                 return {name: arrays[name] for name in names}
             present = ", ".join(map(repr, arrays)) or "nothing"
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {path}. Check the path.") from None
-    except (BadZipFile, EOFError, OSError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} must be a .npz file of plain arrays: {error}. Write it with numpy.savez.") from error
+    except BROKEN_ARRAYS as error:
+        raise ValueError(
+            f"{path} must be a .npz file of plain arrays: {brief(error)}. Write it with numpy.savez."
+        ) from error
     labels = " and y='...' (or y=None) for the labels" if len(names) > 1 else ""
     raise ValueError(f"{path} has no array {missing[0]!r}; it has {present}. Pass x='...' for the images{labels}.")
 

@@ -18,12 +18,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from ..errors import UnreadableImageError
+from ..errors import UnreadableImageError, UnreadableInputError, brief
 from .arrays import ArrayRows, split_arrays, to_tensors
 from .batch import INPUT_KEYS, is_batch
 from .decoding import read_image
 from .fingerprint import evenly_spaced
-from .images import ArrayImages, PathImages, Pictures, open_images
+from .images import OPENED, ArrayImages, PathImages, Pictures, open_images
 from .labels import LABEL_KEYS, are_labels, class_indices
 from .masks import with_masks
 from .sources import ImageSource, Source, check_batch_size
@@ -140,6 +140,8 @@ def _batches(data: Any, how: Preparation) -> Iterable[Any]:
     if hasattr(data, "column_names") and (hasattr(data, "features") or isinstance(data, Mapping)):
         return _from_columns(data, how)
     if isinstance(data, Path) or (isinstance(data, str) and not how.reads_texts):
+        if data == "":  # which would be the current folder
+            raise ValueError("the path of the data is empty. Is a variable not set? '.' is the current folder.")
         if how.transform is None and Tokeniser.of(how.collate) is not None and holds_texts(Path(data)):
             return open_texts(data, how.collate, how.batch_size, labels=how.labels and (how.column or True))
         if how.transform is None:
@@ -152,7 +154,7 @@ def _batches(data: Any, how: Preparation) -> Iterable[Any]:
     items = how.collate is not None or not isinstance(data, IterableDataset)
     if (isinstance(data, Dataset) and items) or _is_list_of_items(data, how.collate):
         return _load_items(data, how.batch_size, _join_function(how))
-    if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
+    if isinstance(data, (Mapping, bytes, bytearray, memoryview)) or not isinstance(data, Iterable):
         raise TypeError(f"data must be {TAKEN}, not {type(data).__name__}.")
     return data
 
@@ -397,7 +399,9 @@ class ColumnImages(ImageSource):
         try:
             value = self._data[row][self._image]
         except (OSError, SyntaxError, ValueError) as error:  # the data set decodes the image
-            raise UnreadableImageError(f"{name} could not be read as an image: {error}. Remove the row.") from error
+            raise UnreadableImageError(
+                f"{name} could not be read as an image: {brief(error)}. Remove the row."
+            ) from error
         if isinstance(value, Mapping) and value.get("bytes") is not None:
             return name, read_image(io.BytesIO(value["bytes"]), name, draft=self.transform.draft_size)
         if isinstance(value, Mapping) and value.get("path") is not None:
@@ -409,7 +413,8 @@ class ColumnImages(ImageSource):
     def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(f"{getattr(self._data, '_fingerprint', '')} {self._image} {self.rows}".encode())
         for row in evenly_spaced(range(self.rows)):
-            digest.update(self.picture(row)[1].tobytes())
+            with suppress(UnreadableImageError):
+                digest.update(self.picture(row)[1].tobytes())
 
 
 def _from_columns(data: Any, how: Preparation) -> Iterable[Any]:
@@ -419,7 +424,7 @@ def _from_columns(data: Any, how: Preparation) -> Iterable[Any]:
             f"data must be one data set, got a dict of {', '.join(map(repr, data))}. "
             f"Select one: data[{next(iter(data))!r}]."
         )
-    first = next(iter(data), None)
+    first = _first_row(data)
     if first is None:
         raise ValueError("the data set must have at least one row, got none. Were all rows filtered out?")
     candidates = _label_columns(data, first, how)
@@ -453,7 +458,37 @@ def _from_columns(data: Any, how: Preparation) -> Iterable[Any]:
         return ColumnImages(columns, images[0], wanted, how.transform, how.batch_size)
     # An image is the one argument of its model, whatever its column is called; numbers are arguments by name.
     inputs = {INPUT_KEYS[0]: images[0]} if images else {name: name for name in _input_columns(first, candidates)}
-    return _load_items(data, how.batch_size, partial(_join_columns, how, inputs, wanted))
+    rows = data if hasattr(data, "__len__") else _Stream(data)
+    return _load_items(rows, how.batch_size, partial(_join_columns, how, inputs, wanted))
+
+
+def _first_row(data: Any) -> Mapping[str, Any] | None:
+    """Return the first row of a Hugging Face data set, None if there is none; its images may be missing or broken."""
+    features = data.features or {}
+    absent = {name: {"bytes": None, "path": None} for name, kind in features.items() if type(kind).__name__ == "Image"}
+    try:
+        first = next(iter(data), None)
+    except OPENED as error:  # the data set decodes the image
+        if not absent:
+            raise UnreadableInputError(f"the first row of the data set cannot be read: {brief(error)}.") from error
+        return {**dict.fromkeys(features), **absent}
+    return first and {name: absent.get(name) if value is None else value for name, value in first.items()}
+
+
+class _Stream(IterableDataset[Any]):
+    """The rows of a data set that can only be read in order; errors name the row."""
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        number = 0
+        try:
+            for row in self._rows:
+                yield row
+                number += 1
+        except OPENED as error:
+            raise UnreadableInputError(f"row {number} cannot be read: {brief(error)}. Remove the row.") from error
 
 
 def _is_image(value: Any) -> bool:
@@ -478,7 +513,8 @@ def _input_columns(first: Mapping[str, Any], labels: list[str]) -> list[str]:
     if not inputs:
         raise ValueError(
             f"the data set must have a column of images or of numbers, got {', '.join(map(repr, names)) or 'none'}. "
-            "For texts, set loading=Loading(collate=tokenizer), a tokeniser or a function that joins rows into a batch."
+            "For texts, set loading=Loading(collate=tokenizer), a tokeniser or a function that joins rows into a batch; "
+            "for images as bytes, make them images: data.cast_column(name, datasets.Image())."
         )
     return inputs
 

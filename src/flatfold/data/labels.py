@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.validation import check_labels
+from ..core.validation import check_labels, check_tensor
 
 LABEL_KEYS = ("labels", "label", "y", "target", "targets")
 SHOWN = 40  # characters of a label in a message
@@ -39,7 +39,7 @@ def class_indices(labels: Any, rows: int) -> ClassIndices:
         >>> class_indices([[0, 1], [1, 0]], rows=2)
         ClassIndices(indices=tensor([1, 0]), classes=2)
     """
-    values = labels.detach().cpu() if isinstance(labels, Tensor) else _as_tensor(labels)
+    values = _as_tensor(labels)
     classes = 2 if values.dtype == torch.bool else None
     if is_one_hot(values):
         values, classes = values.long().argmax(dim=1), values.shape[1]
@@ -63,7 +63,7 @@ def class_indices(labels: Any, rows: int) -> ClassIndices:
 
 def indices_or_masks(labels: Any, rows: int) -> ClassIndices:
     """Convert labels as :func:`class_indices` does, but leave masks of whole numbers, ``(n, H, W)``, as they are."""
-    values = labels.detach().cpu() if isinstance(labels, Tensor) else _as_tensor(labels)
+    values = _as_tensor(labels)
     several = values.ndim > 1 and values.shape[1:] != (1,)
     if several and len(values) == rows and not values.is_floating_point() and not values.is_complex():
         return ClassIndices(values, None)
@@ -72,7 +72,7 @@ def indices_or_masks(labels: Any, rows: int) -> ClassIndices:
 
 def is_one_hot(values: Tensor) -> bool:
     """Return whether a tensor has rows of several columns with a single 1 each, and 0 elsewhere."""
-    if values.ndim != 2 or values.shape[1] < 2 or not len(values) or values.is_complex():
+    if values.ndim != 2 or values.shape[1] < 2 or not len(values) or values.is_complex() or values.is_sparse:
         return False
     ones = values == 1
     return bool((ones | (values == 0)).all() and (ones.sum(dim=1) == 1).all())
@@ -106,7 +106,10 @@ def _is_column(values: Any) -> bool:
 
 
 def _as_tensor(labels: Any) -> Tensor:
-    """Return labels that are not in a tensor as a tensor; raise if they are not numbers."""
+    """Return labels as a tensor on the CPU; raise if they are not numbers."""
+    if isinstance(labels, Tensor):
+        check_tensor(labels, "labels")
+        return labels.detach().cpu()
     if _is_column(labels):
         labels = np.asarray(labels)
     if isinstance(labels, (list, tuple)) and any(isinstance(label, Tensor) for label in labels):

@@ -13,11 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import brief
+from ..io.files import check_regular
+
 NULL = -(2**63)  # stands for a missing label
 LARGEST_GROUP = 2**28  # bytes of a row group in memory, or else ...
 EXPANSION = 20  # ... this multiple of its bytes in the file: encoded images hardly compress
 ROWS_AT_ONCE = 4096
 
+_SMALLER = f"Write row groups of less than {LARGEST_GROUP // 10**6} MB."
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _SIZES = ("total_uncompressed_size", "total_compressed_size")
 
@@ -70,7 +74,7 @@ class ParquetColumn:
         columns = []
         for file in self.files:
             with _open_parquet(file) as table:
-                _check_expansion(file, f"column {name!r}", 8 * table.metadata.num_rows, file.stat().st_size)
+                check_expansion(file, f"column {name!r}", 8 * table.metadata.num_rows, file.stat().st_size)
                 whole = lambda kind: str(kind) in _INTEGERS  # noqa: E731
                 _check_column(file, table.schema_arrow, name, "whole numbers", whole, self._advice)
                 column = _validated(table.read([name], use_threads=False), name)
@@ -99,7 +103,7 @@ class ParquetColumn:
                 group = table.metadata.row_group(number)
                 chunks = _chunks(group, self.name)
                 expanded, stored = (sum(getattr(it, size) for it in chunks) for size in _SIZES)
-                _check_expansion(file, f"column {self.name!r} of row group {number}", expanded, stored)
+                check_expansion(file, f"column {self.name!r} of row group {number}", expanded, stored)
                 dictionaries = [it.path_in_schema for it in chunks if it.has_dictionary_page]
                 self._groups.append(_RowGroup(file, number, group.num_rows, dictionaries))
 
@@ -135,11 +139,12 @@ def _open_parquet(file: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]
         raise ModuleNotFoundError(
             "reading tables needs pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
         ) from error
+    check_regular(file)
     try:
         with ParquetFile(file, read_dictionary=list(dictionaries)) as table:
             yield table
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as a table: {error}. Copy or write it again.") from error
+        raise ValueError(f"{file} cannot be read as a table: {brief(error)}. Copy or write it again.") from error
 
 
 def _chunks(group: Any, column: str) -> list[Any]:
@@ -148,11 +153,12 @@ def _chunks(group: Any, column: str) -> list[Any]:
     return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
 
 
-def _check_expansion(file: Path, what: str, expanded: int, stored: int) -> None:
+def check_expansion(file: Path, what: str, expanded: int, stored: int, advice: str = _SMALLER) -> None:
+    """Raise if what a file holds would take far more memory than the file: it may be built to exhaust memory."""
     if expanded > max(LARGEST_GROUP, EXPANSION * stored):
         raise ValueError(
             f"{file}: {what} would expand from {stored / 1e6:.3g} MB in the file to {expanded / 1e6:,.0f} MB in "
-            f"memory. Write row groups of less than {LARGEST_GROUP // 10**6} MB."
+            f"memory. {advice}"
         )
 
 

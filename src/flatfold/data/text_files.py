@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..core.validation import listed
 from ..errors import UnreadableTextError
+from ..io.files import check_regular
 from .batch import Batch, split_batch
 from .fingerprint import hash_files
 from .sources import NamedSource
@@ -371,6 +372,8 @@ class _Parquet(TextRows):
 def _open_rows(place: Path, text: str | None, label: str | None) -> TextRows:
     if not place.exists():
         raise FileNotFoundError(f"no texts at {place}: it does not exist. Check the path.")
+    if not place.is_dir():
+        check_regular(place)
     column, suffix = text or TEXT, place.suffix.lower()
     if place.is_dir() or suffix == ".parquet":
         return _Parquet(place, column, label)

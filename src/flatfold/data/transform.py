@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import floor
 from typing import Any, Literal, NoReturn
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ..errors import brief
+
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 TRIED = 640, 448  # width and height of the picture used to compare a foreign preprocessing with its transform
 ROUNDING = 0.01  # mean difference of values in [0, 1] that counts as equal
+LARGEST_SIDE = 4096  # pixels
 WARPED = 384  # from this size on, processors with a crop_pct resize both sides and do not crop
 
 
@@ -101,13 +105,17 @@ class Transform:
         if callable(getattr(preparation, "transforms", None)):  # an entry of torchvision's weights
             preparation = preparation.transforms()
         if isinstance(preparation, Mapping) and "input_size" in preparation:
-            return _checked(cls(**_timm_settings(preparation)))
+            with _missing_settings():
+                settings = _timm_settings(preparation)
+            return _checked(cls(**settings))
+        read: Callable[[], dict[str, Any]]
+        run = preparation
         if hasattr(preparation, "crop_size") and hasattr(preparation, "resize_size"):
-            settings, run = _preset_settings(preparation), preparation
+            read = lambda: _preset_settings(preparation)  # noqa: E731
         elif isinstance(getattr(preparation, "transforms", None), (list, tuple)):
-            settings, run = _compose_settings(preparation.transforms), preparation
+            read = lambda: _compose_settings(preparation.transforms)  # noqa: E731
         elif hasattr(preparation, "image_mean") and hasattr(preparation, "to_dict"):
-            settings = _processor_settings(preparation.to_dict())
+            read = lambda: _processor_settings(preparation.to_dict())  # noqa: E731
             run = lambda picture: preparation(images=picture, return_tensors="pt")["pixel_values"][0]  # noqa: E731
         else:
             raise TypeError(
@@ -115,6 +123,8 @@ class Transform:
                 "Transform.of accepts torchvision's weights.transforms(), timm's resolve_data_config and an image "
                 "processor of transformers."
             )
+        with _missing_settings():
+            settings = read()
         return _checked(cls(**settings), run)
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,6 +196,15 @@ def _reject(reason: str) -> NoReturn:
     )
 
 
+@contextmanager
+def _missing_settings() -> Iterator[None]:
+    """Reject a preprocessing whose settings are not there, or of another type."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        _reject(f"its settings cannot be read ({type(error).__name__}: {brief(error)})")
+
+
 def _side(size: Any, what: str) -> int:
     """Return the side of a square given as an integer or as a sequence of one or two integers."""
     sides = [*size] if isinstance(size, (list, tuple)) else [size]
@@ -196,7 +215,8 @@ def _side(size: Any, what: str) -> int:
 
 def _interpolation(kind: Any) -> str:
     """Return the name of an interpolation given by name, as torchvision's enumeration or as Pillow's number."""
-    name = Image.Resampling(kind).name.lower() if isinstance(kind, int) else str(getattr(kind, "value", kind))
+    numbers = {resampling.value: resampling.name.lower() for resampling in Image.Resampling}
+    name = str(numbers.get(kind, kind) if isinstance(kind, int) else getattr(kind, "value", kind))
     if name not in RESAMPLING:
         _reject(f"it resizes with {name}, not with {' or '.join(RESAMPLING)}")
     return name
@@ -239,8 +259,10 @@ def _preset_settings(preset: Any) -> dict[str, Any]:
 def _compose_settings(steps: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
     """Return the settings of torchvision steps, recognised by their class names."""
     settings: dict[str, Any] = {}
-    for step in steps:
-        kind = type(step).__name__
+    names = [type(step).__name__ for step in steps]
+    if twice := [kind for kind in ("Resize", "CenterCrop", "Normalize") if names.count(kind) > 1]:
+        _reject(f"it has more than one step {twice[0]}")
+    for kind, step in zip(names, steps, strict=True):
         if kind == "Resize":
             both = isinstance(step.size, (list, tuple)) and len(step.size) == 2
             settings |= {"resize": _side(step.size, "the size to resize to"), "squash": both}
@@ -284,6 +306,8 @@ def _processor_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(transform: Transform, run: Callable[[Image.Image], Any] | None = None) -> Transform:
     """Return the transform after checking that it equals ``run`` on a picture, up to rounding."""
+    if max(transform.resize or 0, transform.crop or 0) > LARGEST_SIDE:  # the picture would fill the memory
+        _reject(f"it makes images of more than {LARGEST_SIDE} pixels per side")
     if transform.crop is not None and transform.resize is not None and transform.crop > transform.resize:
         _reject(f"it resizes to {transform.resize} and pads to {transform.crop}, and a transform only crops")
     if run is None:

@@ -3,8 +3,6 @@
 Not in the paper. See ``docs/studies/choice.md`` for where it wins and where it loses.
 """
 
-from numbers import Real
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from ..core.signs import (
     measure_signs,
     tempered_logits,
 )
-from ..core.validation import check_features
+from ..core.validation import check_above_zero, check_features, check_seed
 from ..errors import MethodRefusedError, warn
 from .base import Costs, Detector
 from .citations import FLATFOLD
@@ -88,6 +86,7 @@ class FourFold(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         self._check(len(bank))
+        check_seed(self.seed)
         h, distances = bank.features, affordable_distances(head.weight)
         labels = labels_or_predictions(bank, head)
         values = h.new_empty(len(bank), len(SIGNS), dtype=torch.float64)
@@ -154,8 +153,7 @@ class FourFold(Detector):
 
     def _check(self, samples: int) -> None:
         for name, weight in zip(SIGNS, self.weights, strict=False):
-            if not isinstance(weight, Real) or not 0 <= weight < torch.inf:
-                raise MethodRefusedError(f"the weight {name} must be a non-negative number, got {weight!r}.")
+            check_above_zero(f"the weight {name}", weight, "1", or_zero=True)
         if not any(self.weights):
             raise MethodRefusedError("all four weights are 0, so every score would be 0. Give at least one of them.")
         if not isinstance(self.folds, int) or self.folds < 2:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import kth_distance, to_half_precision, unit_scale
 from ..core.shaping import partially_normalised
-from ..core.validation import check_choice, check_count
+from ..core.validation import check_choice, check_count, check_seed
 from ..errors import MethodRefusedError
 from .base import PASS, Costs, Detector
 from .citations import Work
@@ -72,8 +72,7 @@ class Knn(Detector):
         check_choice("storage", self.storage, (None, "float16"))
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
             raise MethodRefusedError(f"share must be above 0 and at most 1, got {self.share!r}. 0.1 is a choice.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise MethodRefusedError(f"seed must be a whole number, got {self.seed!r}.")
+        check_seed(self.seed)
         features = bank.features
         if self.share < 1:
             features = features[_draw_by_class(bank, self.share, self.seed).to(features.device)]

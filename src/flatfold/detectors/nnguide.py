@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
-from ..core.validation import check_count
+from ..core.validation import check_count, check_seed
 from ..errors import MethodRefusedError
 from .base import Costs, Detector
 from .citations import Work
@@ -63,8 +63,8 @@ class NNGuide(Detector):
         check_count("k", self.k, len(bank), "samples in the bank")
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
             raise MethodRefusedError(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
-        if self.seed is not None and not isinstance(self.seed, int):
-            raise MethodRefusedError(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
+        if self.seed is not None:
+            check_seed(self.seed)
         check_count("batch_size", self.batch_size)
         count = max(self.k, (int(self.share * len(bank)) // self.batch_size + 1) * self.batch_size)
         rows = torch.arange(len(bank))

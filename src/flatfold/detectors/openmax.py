@@ -145,11 +145,12 @@ def _distances_to_templates(
 
 
 def _largest(distances: Tensor, labels: Tensor, used: Tensor, n_classes: int, tail: int) -> tuple[Tensor, Tensor]:
-    """Return the largest distances of each class, ``(c, tail)``, and the mask of valid entries."""
+    """Return the largest distances of each class, ``(c, t)`` with t <= ``tail``, and the mask of valid entries."""
     distances = distances[used]
     order = distances.argsort(descending=True)
     order = order[labels[used][order].argsort(stable=True)]  # by class, the largest distance first
     counts = labels[used].bincount(minlength=n_classes)
+    tail = min(tail, int(counts.max()))  # or else a large one would take memory for nothing
     place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[labels[used][order]]
     kept = place < tail
     tails = distances.new_zeros(n_classes, tail)

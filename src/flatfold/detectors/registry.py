@@ -47,6 +47,8 @@ class Method(NamedTuple):
         return (getdoc(self.factory) or "").partition("\n")[0]
 
 
+LONGEST = 2000  # characters of a method
+
 METHODS: dict[str, Method] = {}
 
 ALIASES = {"mahalanobis": "mds", "energy": "ebo", "maxlogit": "mls"}
@@ -173,6 +175,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
         >>> parse_method("knn:k=10"), parse_method("energy")
         (('knn', {'k': 10}), ('ebo', {}))
     """
+    if len(text) > LONGEST:
+        raise ValueError(f"a method has at most {LONGEST} characters, got {len(text)}: {text[:60]!r} ...")
     name, *settings = (part.strip() for part in text.split(":"))
     name = method_name(name)
     hyper: dict[str, Any] = {}
@@ -200,6 +204,11 @@ def format_method(name: str, hyper: Mapping[str, Any]) -> str:
     return method_name(name) + "".join(changed)
 
 
+def _as_plain(value: Any) -> Any:
+    """Return a number or list of numbers of numpy or torch as one of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value  # files have no tuples
 
@@ -214,7 +223,7 @@ def _parse_value(text: str) -> Any:
         return ast.literal_eval(text.capitalize())
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (MemoryError, RecursionError, SyntaxError, ValueError):  # the first two for a hundred brackets
         return text
 
 
@@ -259,7 +268,7 @@ def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> di
         raise ValueError(f"no preset is called {preset!r}. Known: {', '.join(PRESETS)}.")
     if preset is not None and name not in PRESETS[preset]:
         raise ValueError(f"preset {preset!r} has no {name}. It has: {', '.join(PRESETS[preset])}.")
-    asked = {**(PRESETS[preset][name] if preset else {}), **hyper}
+    asked = {**(PRESETS[preset][name] if preset else {}), **{key: _as_plain(value) for key, value in hyper.items()}}
     if "alpha" in asked and get_method(name).tuned_on == "id":
         raise TypeError(f"{name} chooses alpha itself. Use fold, or grid=[{asked['alpha']}].")
     if "alpha" in asked and get_method(name).sees != "features":

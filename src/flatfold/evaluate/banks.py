@@ -69,6 +69,13 @@ class Banks:
     runtime: str = ""  # runtime of the network
 
     @property
+    def versions(self) -> list[int]:
+        """How often each tensor was changed in place, as torch counts it."""
+        banks = [bank for bank in (self.train, self.val, self.ood_val, *self.test_sets.values()) if bank is not None]
+        tensors = [self.head.weight, self.head.bias, *(each for it in banks for each in (it.features, it.labels))]
+        return [each._version for each in tensors if each is not None and not each.is_inference()]
+
+    @property
     def seconds_saved(self) -> float:
         """The time of fits that methods have saved until now by sharing moments of the training data."""
         return 0.0 if self.train is None else self.train.seconds_saved

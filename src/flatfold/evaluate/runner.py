@@ -99,15 +99,21 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
     failed: dict[str, str] = {}
     with closing(_finished_methods(suite, out, settings)) as finished:
         for spec in track(specs, "fitting and scoring"):
+            before = banks.versions
             try:
                 evaluated.append(_evaluate(spec, suite, banks, out / "scores", settings, finished))
             except (MethodRefusedError, UnreadableInputError) as error:
                 refused[spec.label] = str(error)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a method that ends the process ends for itself only
                 if isinstance(error, OSError) and own_traceback(error) is None:
                     raise  # such as a full disk: no method could continue
                 failed[spec.label] = describe_error(error)
                 _log_failure(spec.label, error)
+            if banks.versions != before:
+                raise ValueError(
+                    f"{spec.label} changed the features, labels or head of the benchmark in place, so the results of "
+                    "all methods after it would be wrong. Change a copy in the method: h * 2 instead of h.mul_(2)."
+                )
     if not evaluated:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in {**refused, **failed}.items()))
     scores = {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
@@ -286,7 +292,7 @@ def _merge(previous: Results, new: Results) -> Results:
     )
 
 
-def _log_failure(label: str, error: Exception) -> None:
+def _log_failure(label: str, error: Exception | SystemExit) -> None:
     """Log an unexpected error with the user's part of its traceback; messages of our own checks need none."""
     own = own_traceback(error)
     if log.isEnabledFor(logging.DEBUG) or (own is None and not isinstance(error, (TypeError, ValueError))):

@@ -160,6 +160,13 @@ def unlock_folder(folder: Path, lock: BinaryIO) -> None:
     lock.close()
 
 
+def check_regular(path: Path) -> None:
+    """Raise a ValueError if a path is a pipe, which would block, a device, which may never end, or a folder."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+        raise ValueError(f"{path} must be a regular file, but is {kind}. Copy its content to a file.")
+
+
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, read in chunks."""
     with path.open("rb") as file:

@@ -309,9 +309,12 @@ def evaluating(model: nn.Module, device: torch.device | str | None = None) -> It
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return ``device``, or raise if this machine does not have it."""
+    """Return ``device``, or raise if this machine does not have it, or if it holds no values."""
     try:
-        return torch.empty(0, device=device).device
+        usable = torch.empty(0, device=device).device
+        if usable.type == "meta":
+            raise RuntimeError("a model would lose its weights there")
+        return usable
     except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
         reason = str(error).partition("\n")[0]
         message = f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'."

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..data.batch import Batch, split_batch
 from ..data.transform import InputSizes, join_sizes
-from .calls import evaluating, usable_device
+from .calls import check_model, evaluating, usable_device
 from .dense import Dense
 from .evidence import Evidence, InputSpec
 from .execution import Execution, RuntimeName
@@ -97,9 +97,8 @@ class Network:
             with evaluating(self.model) as device:
                 return self.runtime(batch.to(device))
         except (RuntimeError, ValueError) as error:
+            check_model(self.model)  # it may have been moved to "meta" since
             first = batch.first_tensor
-            if first.is_meta and self.device.type != "meta":
-                raise ValueError("inputs on the device 'meta' have no values. Create them on 'cpu'.") from error
             if self.shape is not None and first.ndim == len(self.shape):
                 raise ValueError(
                     f"got one input of shape {tuple(first.shape)} without a batch axis: use x[None]."

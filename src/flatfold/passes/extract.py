@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head
-from ..core.validation import check_finite
+from ..core.validation import check_finite, check_tensor
 from ..data.banks import BankWriter
 from ..data.batch import Batch, split_batch
 from ..data.fingerprint import data_key
@@ -319,7 +319,13 @@ def _missing_of_loader(
 def _split(loader: Iterator[Any], masks: bool = False) -> Iterator[Batch]:
     """Yield the batches of a loader that hold an input; their labels may be masks if the caller takes them."""
     read_labels = indices_or_masks if masks else class_indices
-    return (batch for raw in loader if (batch := split_batch(raw, read_labels)).rows)
+    for raw in loader:
+        batch = split_batch(raw, read_labels)
+        for value in (*batch.args, *batch.kwargs.values()):
+            if isinstance(value, Tensor):
+                check_tensor(value, "inputs")
+        if batch.rows:
+            yield batch
 
 
 def labelled_batches(batches: Iterable[Any], loading: Loading) -> Iterator[Batch]:

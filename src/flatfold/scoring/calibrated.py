@@ -323,7 +323,7 @@ def spread_of(scores: Tensor) -> float:
 
 def without_autocast(features: Tensor) -> AbstractContextManager[object]:
     """Return a context in which features are computed with in their own type."""
-    if not isinstance(features, Tensor):
+    if not isinstance(features, Tensor) or features.is_meta:
         return nullcontext()  # the detector raises the error
     kind = features.device.type
     # Only under autocast: in an exported graph the context would become a node that other runtimes do not have.

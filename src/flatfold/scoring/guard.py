@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REPEATED = 4  # how often the first inputs run again: a state may alternate, or randomness spare a run
 NO_POSITIONS = (
     "ignore_index= is about labels of positions, but this model has one row of logits per input. Leave out the inputs "
     "without a class."
@@ -435,12 +436,12 @@ def _warn_if_unsteady(extracted: Extraction, execution: Execution) -> None:
     """Log a warning if the first inputs have other features when they run again, after all others."""
     network, few = extracted.network, extracted.first
     try:
-        again = network.run_few(few)
+        passes = [network.run_few(few) for _ in range(REPEATED)]
     except Exception:  # a network may raise anything: this one is made for batches of another size
         return
     there = network.device if execution.device is None else torch.device(execution.device)
-    before = Pass(extracted.bank.features[: few.rows], again.logits)
-    if change := difference(before, again, there.type, network.device.type):
+    before = extracted.bank.features[: few.rows]
+    if change := max(difference(Pass(before, it.logits), it, there.type, network.device.type) for it in passes):
         log.warning(
             "the model gives other features for the same inputs when they run again: they differ by %.2g %% of their "
             "norm. It draws random numbers, keeps a state between calls or mixes the inputs of a batch, so no "

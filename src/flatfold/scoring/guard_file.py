@@ -35,6 +35,7 @@ from ..data.texts import NotStored, Tokeniser, TokeniserSpec
 from ..data.transform import InputSizes, Transform
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
+from ..errors import brief
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
 from ..network.calls import evaluating, linear_layer
 from ..network.dense import Dense
@@ -585,8 +586,7 @@ def _errors_about(path: Path) -> Iterator[None]:
     except PermissionError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        words = " ".join(str(error).split())
-        reason = (words if len(words) <= LONGEST else f"{words[:LONGEST]} ...").removesuffix(".")
         raise ValueError(
-            f"{path} cannot be used as a guard: {reason}. Check the path, or fit and save the guard again."
+            f"{path} cannot be used as a guard: {brief(error, LONGEST)}. Check the path, or fit and save the guard "
+            "again."
         ) from error

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from ...errors import brief
 from .suite import LETTERS, NAME, Group
 
 SPLITS = ("train", "val", "test")
@@ -243,8 +244,8 @@ def _read_toml(path: Path) -> Table:
         raise FileNotFoundError("there is no such suite file. Check the path.")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # invalid UTF-8 too
-        raise ValueError(f"the file is not valid TOML: {error}. Correct it there.") from error
+    except (RecursionError, ValueError) as error:  # brackets in brackets; invalid UTF-8 too
+        raise ValueError(f"the file is not valid TOML: {brief(error)}. Correct it there.") from error
 
 
 def built_in_names() -> list[str]:
