@@ -71,7 +71,7 @@ def is_part(old, new):
 @pytest.mark.docs
 @pytest.mark.timeout(600)
 def test_a_method_added_as_the_contributing_page_says_fails_only_tests_that_say_what_to_add(tmp_path):
-    for name in ("src", "tests", "docs", "examples"):
+    for name in ("src", "tests", "docs", "examples", ".ci"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in filter(Path.is_file, ROOT.iterdir()):
         shutil.copy(path, tmp_path)

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-SHARD, BATCH, FEW, CHOICE = 4096, 250, 2, 20  # CHOICE: images on which a runtime is chosen
+SHARD, BATCH, FEW = 4096, 250, 2
+PLANNED, CHOICE = FEW + 16, 24  # images that are timed for the estimate, and at most on which a runtime is chosen
 SUITE = """
 [transform]
 mean = [0.485, 0.456, 0.406]
@@ -82,7 +83,7 @@ def table(folder):
 
 def test_a_killed_benchmark_goes_on_where_it_stopped(bench, tmp_path):
     assert bench("whole", "whole.count").wait() == 0
-    assert seen(tmp_path / "whole.count") == IMAGES + FEW * len(SETS) + CHOICE
+    assert 0 <= seen(tmp_path / "whole.count") - IMAGES - FEW * len(SETS) - PLANNED <= CHOICE
 
     run = bench("killed", "first.count")
     shards = tmp_path / "killed" / "banks"
@@ -98,4 +99,4 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(bench, tmp_path):
     for name in ("scores.safetensors", "averages.csv", "thumbnails.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     both = seen(tmp_path / "first.count") + seen(tmp_path / "second.count")
-    assert both - IMAGES <= SHARD + BATCH + 2 * (FEW * len(SETS) + CHOICE)
+    assert both - IMAGES <= SHARD + BATCH + 2 * (FEW * len(SETS) + PLANNED + CHOICE)
