@@ -287,6 +287,15 @@ def test_pnml_and_neco_have_other_logits(make_world):
     assert_close(ff.create("neco", dim=3, times_logit=False).fit(world.bank, world.head)(h), torch.tensor(share))
 
 
+def test_neco_does_not_see_a_feature_that_is_constant_up_to_rounding(make_world):
+    world = make_world(torch.float64)
+    constant, weight = torch.ones(360, 1).double(), torch.zeros(6, 1).double()
+    bank = ff.FeatureBank(torch.cat([world.bank.features, constant], 1))
+    detector = ff.create("neco").fit(bank, ff.Head(torch.cat([world.head.weight, weight], 1), world.head.bias))
+    got = detector(torch.cat([world.unknown, constant[:100]], 1))
+    assert_close(got, ff.create("neco").fit(world.bank, world.head)(world.unknown))
+
+
 def test_optfs_counts_other_numbers_of_bins_and_nothing_outside_of_them(make_world):
     world = make_world(torch.float64)
     detector = ff.create("optfs", bins=7).fit(world.bank, world.head)
@@ -566,7 +575,8 @@ def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(m
     bank = ff.FeatureBank(world.bank.features, labels)
     detector, odds = (detectors.OpenMax(top=2, logarithm=log).fit(bank, world.head) for log in (False, True))
     slow = Slow(type(world)(world.head, bank, world.unknown))
-    for h, got in zip(world.unknown[:8], detector(world.unknown[:8]), strict=True):
+    some = torch.cat([world.unknown[:4], world.bank.features[:4]])  # also of a class with mistakes
+    for h, got in zip(some, detector(some), strict=True):
         assert float(got) == pytest.approx(slow.openmax(h.numpy(), top=2), rel=1e-3)
     assert_close(torch.sigmoid(odds(world.unknown)), detector(world.unknown))
 

@@ -63,6 +63,7 @@ def test_the_logits_of_a_grid_are_found_as_they_are_or_interpolated(resize, laye
 
 def test_tokens_have_their_channels_last():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    assert find_head(model, torch.randn(1, 7, 4)).relation.kind == "dense"
     found = find_head(model, torch.randn(2, 7, 4))
     result = run(model, found, split_batch(x := torch.randn(5, 6, 4)))
     assert (str(found.relation), result.grid, result.size) == (
@@ -84,7 +85,11 @@ def test_a_model_that_does_something_else_with_a_later_batch_is_refused():
 
 
 def test_other_logits_at_every_position_are_refused():
-    for forward in (lambda m, x: m.head(hidden(m, x)).softmax(dim=1), lambda m, x: m.head(hidden(m, x))[:, :, ::2, 1:]):
+    for forward in (
+        lambda m, x: m.head(hidden(m, x)).softmax(dim=1),
+        lambda m, x: m.head(hidden(m, x))[:, :, ::2, 1:],
+        lambda m, x: 1.001 * m.head(hidden(m, x)),
+    ):
         with refused("other logits", "every position|softmax", UnsupportedHeadError):
             find_head(network(forward), images())
     twins = network(lambda m, x: (m.head(hidden(m, x)), m.other(hidden(m, x))))

@@ -67,3 +67,5 @@ def test_evidence_holds_in_half_precision():
     assert guard.network.evidence.difference(model, guard.network.found, None) < 0.05
     model[1] = nn.GELU()
     assert guard.network.evidence.difference(model, guard.network.found, torch.bfloat16) > 0.05
+    model[1] = Net(lambda m, x: x.log())  # not a number for negative values
+    assert guard.network.evidence.difference(model, guard.network.found, torch.bfloat16) == 1

@@ -291,6 +291,7 @@ def test_a_bank_of_something_else_is_refused_and_left_as_it_is(tmp_path):
         "another weights": {"model": Counting(seed=1)}, "data was data-1, now it is data-2": {"key": "data-2"},
         "another head": {"execution": Execution(head="body")}, "another labels": {"loader": make_data()[0].split(4)},
         "other inputs under the same key": {"loader": [(x + 1, y) for x, y in batches()]},
+        "another computed_in": {"execution": Execution(dtype=torch.bfloat16)},
     }.items():  # fmt: skip
         with refused(changes, keyword):
             resume(tmp_path / "bank", **changes)

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatfold import FolderImages, Loading, Transform, UnreadableImageError, extract, load_bank
-from flatfold.data.banks import read_shards
+from flatfold.data.banks import read_shards, shard_name
 from flatfold.data.feature_files import open_features
 from flatfold.passes import local, passes
 from flatfold.passes.extract import extract_features
@@ -174,6 +174,8 @@ def test_scores_and_methods_that_learn_from_images_leave_the_same_ones_out(tmp_p
     whole = FolderImages(make_folder(tmp_path / "whole"), PLAIN)
     sums = whole.read(range(20))[0].sum((1, 2, 3))
     assert_close(scores, sums[[row for row in range(20) if row not in broken]])
+    with refused("other images", "another data"):
+        score_inputs(lambda x: x.sum((1, 2, 3)), Net(), whole, tmp_path / "scores", {})
     batches = list(labelled_batches(source, "cpu", "fitting"))
     assert torch.cat([y for _, y in batches]).tolist() == [0] * 5 + [1] * 10
     assert len(read_first_batch(source)) == 4
@@ -184,7 +186,9 @@ def test_parts_may_be_finished_in_any_order(tmp_path, monkeypatch, out):
     source = FolderImages(make_folder(tmp_path / "images", broken=(3,)), PLAIN, batch_size=4)
     out = out and tmp_path / out
     loading = Loading(max_unreadable=0.1)
-    expected, _ = extract(Net(), source, loading=loading)
+    model = Net()
+    expected, head = extract(model, source, loading=loading)
+    model[3].bias.data -= head(expected.features).median(dim=0).values  # so that it predicts both classes
     in_order = local.run_local
 
     def reversed_parts(*arguments):
@@ -192,8 +196,19 @@ def test_parts_may_be_finished_in_any_order(tmp_path, monkeypatch, out):
 
     monkeypatch.setattr(passes, "PART_ROWS", 4)
     monkeypatch.setattr(local, "run_local", reversed_parts)
-    result = extract_features(Net(), source, loading, out=out, shard_rows=8)
+    result = extract_features(model, source, loading, out=out, shard_rows=8)
     assert torch.equal(result.bank.features, expected.features)
     assert torch.equal(result.bank.labels, expected.labels)
     if out is None:
         assert torch.equal(result.predicted, result.network.found.head(expected.features).argmax(dim=-1))
+        assert len(result.predicted.unique()) == 2
+
+
+def test_rows_between_missing_shards_do_not_run_again(tmp_path, monkeypatch):
+    source, out, model = FolderImages(make_folder(tmp_path / "images"), PLAIN, batch_size=2), tmp_path / "bank", Net()
+    expected, _ = extract(Net(), source, out=out, shard_rows=6)
+    for row in (0, 12):
+        (out / f"{shard_name(row // 6)}.safetensors").unlink()
+    monkeypatch.setattr(passes, "PART_ROWS", 4)
+    assert torch.equal(extract(model, source, out=out)[0].features, expected.features)
+    assert model.seen == 6 + 6 + 2 * 2, "two shards, and two inputs to find the head and to compare"

@@ -194,11 +194,13 @@ def test_copies_of_images_are_counted_once():
 
 def test_other_images_can_be_given_to_calibrate_on(monkeypatch):
     data, others = scenes(30), scenes(25, seed=2)
+    others[1][:, :, 6:] = 255  # the number of an image is that of all of its pixels
     few = Guard.fit(network(), batched(*data), method="mds", fpr=0.05, calibration=batched(*others))
     assert (few.calibration.samples, few.fit_result.samples) == (25, 30)
     grid = few.calibrated(few.network(others[0]).features)[0].reshape(25, -1)
     number = torch.stack([upper_quantile(each.repeat_interleave(4), 0.95) for each in grid])
     assert_close(few.images.calibration.scores[0], number.sort().values, rtol=1e-3, atol=1e-3)
+    assert (few.images.calibration.scores[0] > number.sort().values).all(), "by what rounding may add"
     mixed = (torch.cat([data[0][:5], others[0]]), torch.cat([data[1][:5], others[1]]))
     assert (
         Guard.fit(network(), batched(*data), method="mds", fpr=0.05, calibration=batched(*mixed)).calibration.samples
@@ -225,11 +227,12 @@ def test_a_file_holds_a_guard_for_every_position(tmp_path):
 
 
 def test_another_rate_keeps_scores_and_numbers():
-    guard, (x, _) = fitted(), scenes(5, seed=2)
+    guard, (x, _) = fitted(), scenes(40, seed=2)
     other = guard.at(0.3)
     assert torch.equal(other(x).p_value, guard(x).p_value)
     assert torch.equal(other(x).is_ood, guard(x).p_value <= 0.3)
     assert torch.equal(other(x).image_is_ood, guard(x).image_p_value <= 0.3)
+    assert other(x).image_is_ood.sum() > guard(x).image_is_ood.sum()
 
 
 def test_an_overlay_is_a_picture_with_the_alarms_in_red():

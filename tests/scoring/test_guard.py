@@ -135,6 +135,14 @@ def test_copies_do_not_break_the_rate_whether_they_come_again_or_not(detector, d
     assert 0.04 < np.mean(rates) <= 0.1 + 3 * error
 
 
+def test_what_makes_up_much_of_the_data_is_calibrated_on_and_not_learnt():
+    bank, head = ff.FeatureBank(torch.cat([plain(60, 0), torch.ones(20, 16)])), ff.Head(plain(4, 1))
+    for seed in range(10):
+        detector = fit_detector(ff.create("knn:k=1"), bank, head, 0.1, seed=seed).detector
+        assert len(detector.bank) == 30
+        assert not (detector.bank == 1).all(dim=1).any()
+
+
 def test_copies_of_what_was_learnt_are_not_calibrated_on(caplog):
     model, x = nn.Linear(16, 4), plain(300, 0)
     guard = ff.Guard.fit(model, [x[:200]], method="knn:k=1", fpr=0.1, calibration=[x[100:]])
@@ -385,6 +393,8 @@ def test_views_of_the_same_images_are_reported_unless_their_groups_are_given(mod
     assert guard.fit_result.near_copies is None
     assert not caplog.text
     assert guard.calibration.samples == 75, "half of the images"
+    x[1:150:2] = x[:150:2]  # a view of each image is also one of the next
+    assert ff.Guard.fit(model, (x, y), method="knn:k=1", fpr=0.1, groups=names).calibration.samples in (37, 38)
     assert ff.Guard.fit(model, known(600), method="msp", fpr=0.1).fit_result.near_copies < 0.02
 
 
@@ -416,6 +426,7 @@ def test_a_guard_of_groups_is_saved_moved_and_monitored_as_any_other(model, tmp_
     monitor.add(loaded(new))
     assert monitor.seen == 200
     assert sum(monitor._calibrated) == guard.calibration.samples == 40
+    assert monitor.histogram().edges[-2] == guard.calibration.scores.max()
 
 
 def test_groups_that_cannot_be_used_are_refused(model):
