@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class MaskedImages(ImageSource):
     Args:
         source: The images, from a folder, a list or paths. Of paths alone, masks have the name of the file.
         masks: The folder of the masks.
+        paths: The mask of each image, relative to ``masks``, where it has another path.
 
     Raises:
         NotADirectoryError: ``masks`` is not a folder.
@@ -41,7 +43,7 @@ class MaskedImages(ImageSource):
 
     masked = True
 
-    def __init__(self, source: ImageFiles, masks: Path | str) -> None:
+    def __init__(self, source: ImageFiles, masks: Path | str, paths: Sequence[str] | None = None) -> None:
         super().__init__(source.transform, source.batch_size)
         self.source, self.rows, self.masks = source, source.rows, Path(masks)
         if source.transform.draft:
@@ -54,7 +56,7 @@ class MaskedImages(ImageSource):
             raise NotADirectoryError(f"masks must be a folder, but {self.masks} {problem}. Check the path.")
         if not isinstance(source, PathImages) and self.masks.resolve() == source.root.resolve():
             raise ValueError(f"masks must be in a folder of their own, but {masks} is that of the images. Move them.")
-        self.paths = _mask_paths(source)
+        self.paths = _mask_paths(source) if paths is None else tuple(paths)
         missing = [row for row, (_, status) in enumerate(file_statuses(self.masks, self.paths)) if status is None]
         if missing:
             few = "an image has" if len(missing) == 1 else f"{len(missing):,} of {self.rows:,} images have"

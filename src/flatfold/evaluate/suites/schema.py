@@ -10,7 +10,7 @@ from reprlib import repr as shortened
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from ...errors import brief
@@ -20,6 +20,7 @@ SPLITS = ("train", "val", "test")
 KINDS = ("npz", "folder", "list", "table", "texts", "bank")  # keys that name the source of images or texts
 MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
+LAYOUTS = Path(__file__).parent / "layouts"  # data sets of published benchmarks with masks, without a network
 DIGITS, SCENES = "digits", "scenes"  # the built-in suites that have no file
 OPENOOD = "OPENOOD"  # the environment variable with the folder of OpenOOD's data and results
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -30,6 +31,7 @@ ShortName = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description=f"a nam
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 FromZero = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Numbers = Annotated[list[float], Meta(description="a list of numbers")]
+Integers = Annotated[list[int], Meta(min_length=1, description="a non-empty list of whole numbers")]
 Seeds = Annotated[list[FromZero], Meta(min_length=1, description="a non-empty list of whole numbers, at least 0")]
 Percent = Annotated[float, Meta(gt=0, le=100, description="a number in percent, above 0 and at most 100")]
 Flag = Annotated[bool, Meta(description="true or false")]
@@ -73,6 +75,10 @@ class ImageTable(TransformTable, frozen=True, kw_only=True):
     x: Text | None = None
     first: Count | None = None
     skip: FromZero = 0
+    masks: Text | None = None
+    mask: Annotated[str, Meta(pattern=r"^[^{}]*\{\}[^{}]*$", description="a path with one {}")] = "{}.png"
+    ending: Text | None = None
+    partial: Flag = False
     expect: Count | None = None
     outdated: Count | None = None
 
@@ -86,6 +92,10 @@ class ImageTable(TransformTable, frozen=True, kw_only=True):
             )
         if (kind == "list") != (self.images is not None):
             raise ValueError("images = is the root folder of the paths in a list. Set it with list =, and only then.")
+        if self.masks is None and (self.mask != "{}.png" or self.ending or self.partial):
+            raise ValueError("mask, ending and partial say where masks are, but there are none. Set masks =.")
+        if self.masks is not None and kind not in ("folder", "list"):
+            raise ValueError(f"masks = is for images in files, a folder or a list, but this is a {kind}. Remove it.")
         if kind in ("bank", "texts") and self.settings:
             held = "a bank holds features" if kind == "bank" else "these are texts"
             raise ValueError(f"{min(self.settings)} prepares images, but {held}. Remove it.")
@@ -97,6 +107,7 @@ class SplitTable(ImageTable, frozen=True, kw_only=True):
 
     y: Text | None = None
     per_class: Count | None = None
+    first_class: FromZero = 0
     rest_of: Literal["train", "val", "test"] | None = None
 
 
@@ -113,6 +124,7 @@ class OodTable(ImageTable, frozen=True, kw_only=True):
     group: Group
     about: Text = ""
     printed: Text = ""
+    anomalies: Integers = field(default_factory=lambda: [1])
 
     @property
     def title(self) -> str:
@@ -161,6 +173,7 @@ class SuiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     ood_val: Annotated[ImageTable, SECTION] | None = None
     ood: Annotated[list[OodTable], SECTIONS]
     protocol: Text = ""
+    ignored: Integers = field(default_factory=lambda: [255])
 
     @property
     def data_sets(self) -> dict[str, tuple[str, ImageTable]]:
@@ -191,8 +204,8 @@ def _explain(error: msgspec.ValidationError, content: Table, kind: Any) -> str:
     """Return the message of a validation error: section and key, the expected and the actual value, and a fix."""
     message, _, path = str(error).partition(" - at `$")
     steps = re.findall(r"\.(\w+)(?:\[(\d+)\])?", path)  # keys that lead to the error, and positions in their lists
-    field = re.search("field `(.*)`", message, re.DOTALL)  # an unknown or missing one
-    key = field[1] if field else steps.pop()[0]
+    named = re.search("field `(.*)`", message, re.DOTALL)  # an unknown or missing one
+    key = named[1] if named else steps.pop()[0]
     title = ""
     for name, position in steps:
         content = content[name][int(position)] if position else content[name]
@@ -228,11 +241,12 @@ def read_document(path: Path) -> SuiteTable:
     if "protocol" in own and path.parent != BUILT_IN:
         raise ValueError("there is no key 'protocol' here: only built-in suites define a protocol. Remove it.")
     if "like" in own:
-        if own["like"] not in built_in_names():
-            raise ValueError(f"like must be one of {', '.join(built_in_names())}, got {shortened(own['like'])}.")
-        base = _read_toml(BUILT_IN / f"{own['like']}.toml")
+        bases = {path.stem: path for folder in (BUILT_IN, LAYOUTS) for path in sorted(folder.glob("*.toml"))}
+        if own["like"] not in bases:
+            raise ValueError(f"like must be one of {', '.join(bases)}, got {shortened(own['like'])}.")
+        base = _read_toml(bases[own["like"]])
         if DATA & own.keys():
-            del base["protocol"]
+            base.pop("protocol", None)
     document = convert_table(base | own, SuiteTable)
     accuracies = {table["model"]: table["accuracy"] for table in base.get("network", [])}
     networks = [replace(it, accuracy=it.accuracy or accuracies.get(it.model)) for it in document.network]

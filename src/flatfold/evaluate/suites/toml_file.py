@@ -4,21 +4,26 @@
 that a misspelt key is not ignored. The benchmarks of OpenOOD are suite files too.
 """
 
+import hashlib
 import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch import nn
 
 from ...data.feature_files import FeatureRows, linear_head
-from ...data.images import FolderImages, ListImages, Transform, open_images
-from ...data.sources import Source
+from ...data.images import FolderImages, ImageFiles, ListImages, Transform, open_images
+from ...data.masks import MaskedImages
+from ...data.sources import ImageSource, Source
 from ...data.text_files import TextSource, open_texts
 from ...data.texts import Tokeniser
 from ...network.model_loading import load_weights, make_model, named_model, read_config, tokeniser_folder
@@ -39,6 +44,19 @@ from .suite import FOLDERS, OodSet, Suite
 Rows = NDArray[np.int64]
 
 PROBED = 10  # images of a list that are looked for to decide whether its images exist
+WAYS = {  # what the variables of the suites that are part of flatfold stand for, and where this is to be had
+    OPENOOD: "OpenOOD's folder of data and results, or give it as data=",
+    "STREETHAZARDS": "the folder with `train` and `test` of StreetHazards, part of the CAOS benchmark, whose authors "
+    "(Hendrycks et al., 2022) publish both archives in the repository anomaly-seg",
+    "CITYSCAPES": "the folder with `leftImg8bit` and `gtFine` of Cityscapes, which its site gives to registered users",
+    "LOSTANDFOUND": "the folder with `leftImg8bit` of the data set Lost and Found (Pinggera et al., 2016), published "
+    "with its successors on the site 6D-Vision and by Fishyscapes",
+    "FISHYSCAPES": "the folder of the 100 masks `*_labels.png` of Fishyscapes Lost & Found, which the site of "
+    "Fishyscapes publishes for validation",
+    "SEGMENTMEIFYOUCAN": "the folder with `dataset_AnomalyTrack` and `dataset_ObstacleTrack`, which the site of the "
+    "benchmark SegmentMeIfYouCan (Chan et al., 2021) publishes",
+}
+LEFT_OUT = -100  # the class of pixels whose value in a mask is ignored
 IMAGES = {"npz": "x", "table": "image"}  # default array or column of the images
 LEARNT = "methods would be evaluated on what they learn from"
 DISJOINT = {  # sections that must not share an image, and why
@@ -97,7 +115,7 @@ class SuiteFile:
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
             if not self.variables.get(name):
-                way = "OpenOOD's folder of data and results, or give it as data=" if name == OPENOOD else "a folder"
+                way = WAYS.get(name, "a folder")
                 raise FileNotFoundError(f"the environment variable {name} is not set. Set it to {way}.")
             return self.variables[name]
 
@@ -167,6 +185,63 @@ class SuiteFile:
         return [f"the network {network.name} has its own {', '.join(sorted(own))}"]
 
 
+class SuiteMasks(MaskedImages):
+    """Images with masks, whose classes may have other numbers than the outputs of the network.
+
+    Classes are numbered from ``first_class``, and values that are ``ignored`` become ``LEFT_OUT``.
+    """
+
+    def __init__(
+        self, source: ImageFiles, masks: Path, paths: Sequence[str], first_class: int, ignored: Sequence[int]
+    ) -> None:
+        super().__init__(source, masks, paths)
+        self.first_class, self.ignored = first_class, ignored
+
+    def mask(self, row: int, picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.int32]:
+        """Return the class of each pixel of an image, resized and cropped like it."""
+        values = super().mask(row, picture)
+        return np.where(np.isin(values, self.ignored), np.int32(LEFT_OUT), values - np.int32(self.first_class))
+
+    def _identify(self, digest: "hashlib._Hash") -> None:
+        super()._identify(digest)
+        digest.update(repr([self.first_class, list(self.ignored)]).encode())
+
+
+def find_masks(
+    images: Sequence[str], folder: Path, pattern: str, ending: str | None, partial: bool
+) -> tuple[list[int], list[str]]:
+    """Return the rows of the images that have a mask or, unless ``partial``, must have one, and the paths of the masks.
+
+    Images that do not end with ``ending`` are left out. In ``pattern``, ``{}`` is the name of an image without its
+    ending, and ``*`` any text; masks are in the same folder as the image below ``folder``, or directly in it if the
+    pattern begins with ``/``.
+    """
+    listed: dict[Path, list[str]] = {}
+    rows, found = [], []
+    for row, path in enumerate(images):
+        if ending is not None and not path.endswith(ending):
+            continue
+        place = PurePosixPath(path)
+        stem = place.name.removesuffix(ending) if ending else place.stem
+        name, parent = (
+            pattern.removeprefix("/").replace("{}", stem),
+            PurePosixPath("." if pattern[0] == "/" else place.parent),
+        )
+        if "*" in name:
+            inside = folder / parent
+            if inside not in listed:
+                listed[inside] = sorted(it.name for it in inside.iterdir()) if inside.is_dir() else []
+            fitting = [it for it in listed[inside] if fnmatchcase(it, name.replace("[", "[[]"))]
+            if len(fitting) > 1:
+                raise ValueError(f"{path} has several masks: {fitting[0]} and {fitting[1]}. Write mask = more exactly.")
+            name = fitting[0] if fitting else name
+        if partial and not (folder / parent / name).is_file():
+            continue
+        rows.append(row)
+        found.append(str(parent / name))
+    return rows, found
+
+
 class SuiteData:
     """The images or texts of a suite file, prepared by one transform or tokeniser; sections with one source share it.
 
@@ -193,12 +268,16 @@ class SuiteData:
             train=self._train(),
             val=self.take("val", document.val),
             test=self.take("test", document.test),
-            ood=tuple(OodSet(it.name, it.group, self.take("ood", it), it.about, it.printed) for it in document.ood),
+            ood=tuple(
+                OodSet(it.name, it.group, self.take("ood", it), it.about, it.printed, tuple(it.anomalies))
+                for it in document.ood
+            ),
             ood_val=self.take("ood_val", document.ood_val) if document.ood_val else None,
             seed=self.seed,
             siblings=tuple(network.name for network in self.file.networks),
             classes=next(iter(self.classes.values()), ()),
             protocol=document.protocol,
+            ignored=(*document.ignored, LEFT_OUT),
         )
 
     def _train(self) -> Source | None:
@@ -254,18 +333,40 @@ class SuiteData:
         """Return all images of the file or folder that a section names, with labels if it is a split."""
         transform = replace(self.transform, **table.settings)
         kind, path, images = self.place(table)
-        labels = isinstance(table, SplitTable) and (table.y or True)
-        key = (kind, path, images, labels, transform)
+        labels = isinstance(table, SplitTable) and (table.y or True) and table.masks is None
+        first = table.first_class if isinstance(table, SplitTable) else 0
+        where = (table.masks, table.mask, table.ending, table.partial, first)
+        key = (kind, path, images, labels, transform, where)
         if key not in self._opened:
-            size, names = self.file.batch_size, {"root": images} if kind == "list" else {"images": images or None}
+            size = 1 if table.masks else self.file.batch_size  # images with masks may differ in size
+            names = {"root": images} if kind == "list" else {"images": images or None}
             with error_context(kind):
                 if kind == "bank":
                     self._opened[key] = FeatureRows(path, size, labels=bool(labels))
                 elif kind == "texts":
                     self._opened[key] = self._open_texts(path, labels, table.x)
                 else:
-                    self._opened[key] = open_images(path, transform, size, labels=labels, kind=kind, **names)
+                    source = open_images(path, transform, size, labels=labels, kind=kind, **names)
+                    if table.masks is not None:
+                        with error_context("masks"):
+                            source = self._with_masks(source, table, first)
+                    self._opened[key] = source
         return self._opened[key]
+
+    def _with_masks(self, source: Source, table: ImageTable, first_class: int) -> ImageSource:
+        """Return images with their masks, those without one left out if ``partial``."""
+        assert isinstance(source, ImageFiles)
+        assert table.masks is not None
+        folder = self.file.expand(table.masks)
+        kept, masks = find_masks(source.paths, folder, table.mask, table.ending, table.partial)
+        if not kept:
+            raise FileNotFoundError(
+                f"none of the {source.rows} images has a mask {table.mask!r} in {folder}. Check masks =, mask = and "
+                "ending =."
+            )
+        chosen = copy(source)
+        chosen.paths, chosen.rows = tuple(source.paths[row] for row in kept), len(kept)
+        return SuiteMasks(chosen, folder, masks, first_class, self.document.ignored)
 
     def _open_texts(self, path: Path, labels: bool | str, column: str | None) -> TextSource:
         """Return the texts of a file, with the tokeniser of the network."""
@@ -311,6 +412,10 @@ class SuiteData:
     def _draw(self, name: str, table: SplitTable, waiting: tuple[str, ...] = ()) -> tuple[Rows, Rows]:
         """Return the rows that a split draws and the remaining ones; ``waiting`` are the splits that depend on it."""
         source = self.open(table)
+        if source.masked:
+            if table.per_class or table.rest_of:
+                raise ValueError("images with masks have no single class. Divide them with first and skip instead.")
+            return np.arange(source.rows), np.arange(0)
         if source.labels is None:
             raise ValueError("its images need labels, but the folder has none. Give each class a sub-folder.")
         rows = self._rest(name, table, waiting) if table.rest_of else np.arange(source.rows)
