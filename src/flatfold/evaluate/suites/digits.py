@@ -252,7 +252,7 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int,
         make_body, width = DIGIT_NETWORKS[network]
         head = int(train.labels.max()) + 1
         model = nn.Sequential(OrderedDict(body=make_body(), head=nn.Linear(width, head)))
-        if not _load(model, path, key):
+        if not load_weights(model, path, key):
             x, y = _tensors(train)
             log.info("training the network on %d images, %d epochs", len(x), epochs)
             _train(model, x, y, epochs)
@@ -269,7 +269,7 @@ def _tensors(images: ImageSource) -> tuple[Tensor, Tensor]:
     return torch.cat(x), torch.cat(y)
 
 
-def _load(network: nn.Module, path: Path, key: str) -> bool:
+def load_weights(network: nn.Module, path: Path, key: str) -> bool:
     """Load the weights if they belong to this recipe, and return whether they do."""
     if not path.exists():
         return False

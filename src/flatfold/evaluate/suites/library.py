@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ...data.sources import Source, take_subset
 from .digits import DIGIT_NETWORKS, FIRST, digits
-from .schema import BUILT_IN, DIGITS, OPENOOD, built_in_names, suite_names
+from .schema import BUILT_IN, DIGITS, OPENOOD, TEXTS, built_in_names, suite_names
 from .suite import Suite
+from .texts import texts
 from .toml_file import SuiteFile
 
 
@@ -48,15 +49,19 @@ def load_suites(
     limit: int | None = None,
     limit_fit: int | None = None,
 ) -> list[Suite]:
-    """Return a suite for each network and seed of ``digits``, of a benchmark of OpenOOD, or of a suite file.
+    """Return a suite for each network and seed of ``digits``, ``texts``, a benchmark of OpenOOD, or a suite file.
 
-    ``out`` keeps the images and networks that ``digits`` generates. ``names`` selects networks, by default all, of
-    ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other arguments.
+    ``out`` keeps the data and networks that ``digits`` and ``texts`` make. ``names`` selects networks, by default all,
+    of ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other arguments.
     """
     if name == DIGITS:
         if data or any_counts:
             raise ValueError("digits makes its own network and images. Leave out data= and any_counts=.")
         suites = _digits(Path(out), seeds or [0], batch_size, names)
+    elif name == TEXTS:
+        if data or any_counts or names:
+            raise ValueError("texts makes its own network and texts. Leave out data=, any_counts= and names=.")
+        suites = _texts(Path(out), seeds or [0], batch_size)
     else:
         place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():
@@ -95,6 +100,14 @@ def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = 
         ood_val=None if suite.ood_val is None else take(suite.ood_val, limit_fit),
         deviations=tuple(deviations),
     )
+
+
+def _texts(out: Path, seeds: Sequence[int], batch_size: int) -> list[Suite]:
+    folders = {seed: f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds}
+    return [
+        replace(texts(out, seed, batch_size), network=folder, family=TEXTS, siblings=tuple(folders.values()))
+        for seed, folder in folders.items()
+    ]
 
 
 def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:

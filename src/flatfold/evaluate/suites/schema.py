@@ -19,7 +19,7 @@ SPLITS = ("train", "val", "test")
 KINDS = ("npz", "folder", "list", "table", "texts", "bank")  # keys that name the source of images or texts
 MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
-DIGITS = "digits"  # the built-in suite that has no file
+DIGITS, TEXTS = "digits", "texts"  # the built-in suites that have no file
 OPENOOD = "OPENOOD"  # the environment variable with the folder of OpenOOD's data and results
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -254,7 +254,7 @@ def built_in_names() -> list[str]:
 
 def suite_names() -> list[str]:
     """Return the names of all suites that are part of flatfold, ``digits`` first."""
-    return [DIGITS, *built_in_names()]
+    return [DIGITS, TEXTS, *built_in_names()]
 
 
 @contextmanager
