@@ -168,6 +168,7 @@ def test_mistakes_of_doctor(tmp_path, monkeypatch):
     (tmp_path / "toy.toml").write_text("x")
     assert_mistakes(("doctor",), [(["cifar11"], 1, "cifar11"), (["toy.toml"], 1, "toy.toml")], tmp_path)
     succeed("doctor", "digits")
-    monkeypatch.setattr(sys.modules["flatfold.cli.suite"], "DEMO", ("mlxtend", "no_such_package"))
+    succeed("doctor", "texts")
+    monkeypatch.setattr(sys.modules["flatfold.cli.suite"], "DEMO", {"digits": ("", ("mlxtend", "no_such_package"))})
     done = flatfold("doctor", "digits")
     assert (done.returncode, "no_such_package" in done.stdout) == (1, True)

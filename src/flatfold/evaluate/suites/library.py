@@ -1,18 +1,19 @@
 """Open suites by name or from a file, and limit their number of images."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ...data.sources import Source, take_subset
 from .digits import DIGIT_NETWORKS, FIRST, digits
 from .scenes import scenes
-from .schema import BUILT_IN, DIGITS, OPENOOD, SCENES, built_in_names, suite_names
+from .schema import BUILT_IN, DIGITS, OPENOOD, SCENES, TEXTS, built_in_names, suite_names
 from .suite import Suite
+from .texts import texts
 from .toml_file import SuiteFile
 
-LARGEST_BATCH = 32  # scenes
+MADE = {SCENES: scenes, TEXTS: texts}  # suites with one network, made with their data
 
 
 def open_suite_file(
@@ -51,17 +52,22 @@ def load_suites(
     limit: int | None = None,
     limit_fit: int | None = None,
 ) -> list[Suite]:
-    """Return a suite for each network and seed of ``digits``, ``scenes``, a benchmark of OpenOOD, or a suite file.
+    """Return a suite for each network and seed of a built-in suite, a benchmark of OpenOOD, or a suite file.
 
-    ``out`` keeps the images and networks that ``digits`` and ``scenes`` generate. ``names`` selects networks, by
+    ``out`` keeps the data and networks that ``digits``, ``texts`` and ``scenes`` make. ``names`` selects networks, by
     default all, of ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other
     arguments.
     """
-    if name in (DIGITS, SCENES):
+    if name == DIGITS or name in MADE:
         if data or any_counts:
-            raise ValueError(f"{name} makes its own network and images. Leave out data= and any_counts=.")
-        make = _digits if name == DIGITS else _scenes
-        suites = make(Path(out), seeds or [0], batch_size, names)
+            raise ValueError(f"{name} makes its own network and data. Leave out data= and any_counts=.")
+        seeds = seeds or [0]
+        if name == DIGITS:
+            suites = _digits(Path(out), seeds, batch_size, names)
+        elif names is not None:
+            raise ValueError(f"{name} makes its own single network. Leave out the names of networks.")
+        else:
+            suites = _of_one_network(MADE[name], name, Path(out), seeds, batch_size)
     else:
         place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():
@@ -102,17 +108,12 @@ def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = 
     )
 
 
-def _scenes(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
-    if names is not None:
-        raise ValueError(f"{SCENES} makes its own single network. Leave out the names of networks.")
+def _of_one_network(
+    make: Callable[..., Suite], name: str, out: Path, seeds: Sequence[int], batch_size: int
+) -> list[Suite]:
     folders = {seed: f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds}
     return [
-        replace(
-            scenes(out, seed=seed, batch_size=min(batch_size, LARGEST_BATCH)),
-            network=folder,
-            family=SCENES,
-            siblings=tuple(folders.values()),
-        )
+        replace(make(out, seed, batch_size), network=folder, family=name, siblings=tuple(folders.values()))
         for seed, folder in folders.items()
     ]
 

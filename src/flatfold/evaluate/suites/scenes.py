@@ -42,6 +42,7 @@ TRANSFORM = Transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 WIDTH = 64  # features of a position
 EPOCHS = 24
 BATCH = 16
+LARGEST_BATCH = 32  # scenes that run through the network at once
 LEARNING_RATE = 4e-3
 
 Images = NDArray[np.uint8]
@@ -82,6 +83,7 @@ def scenes(out: Path, seed: int = 0, batch_size: int = 16) -> Suite:
     paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, *OOD)}
     if not all(path.exists() for path in paths.values()):
         _write(paths, seed)
+    batch_size = min(batch_size, LARGEST_BATCH)
     images = {name: SceneImages(path, TRANSFORM, batch_size) for name, path in paths.items()}
     return Suite(
         name="scenes",

@@ -21,7 +21,7 @@ KINDS = ("npz", "folder", "list", "table", "texts", "bank")  # keys that name th
 MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
 LAYOUTS = Path(__file__).parent / "layouts"  # data sets of published benchmarks with masks, without a network
-DIGITS, SCENES = "digits", "scenes"  # the built-in suites that have no file
+DIGITS, TEXTS, SCENES = "digits", "texts", "scenes"  # the built-in suites that have no file
 OPENOOD = "OPENOOD"  # the environment variable with the folder of OpenOOD's data and results
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -269,7 +269,7 @@ def built_in_names() -> list[str]:
 
 def suite_names() -> list[str]:
     """Return the names of all suites that are part of flatfold, those without a file first."""
-    return [DIGITS, SCENES, *built_in_names()]
+    return [DIGITS, TEXTS, SCENES, *built_in_names()]
 
 
 @contextmanager
