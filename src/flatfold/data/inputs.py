@@ -513,7 +513,7 @@ def _input_columns(first: Mapping[str, Any], labels: list[str]) -> list[str]:
     if not inputs:
         raise ValueError(
             f"the data set must have a column of images or of numbers, got {', '.join(map(repr, names)) or 'none'}. "
-            "For texts, set loading=Loading(collate=tokenizer), a tokeniser or a function that joins rows into a batch; "
+            "For texts, set loading=Loading(collate=tokenizer), a tokeniser or a function that joins rows; "
             "for images as bytes, make them images: data.cast_column(name, datasets.Image())."
         )
     return inputs
