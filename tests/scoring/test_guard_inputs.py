@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import flatfold as ff
 from flatfold.data.texts import CallOptions, Tokeniser, TokeniserSpec
@@ -155,6 +155,17 @@ def test_arrays_and_data_frames_are_cast_to_the_type_of_the_weights(tabular):
         tabular(x.double())
     half = make_model().bfloat16()
     assert ff.Guard.fit(half, x.numpy(), method="ebo", fpr=0.1)(x.numpy()).logits.dtype == torch.bfloat16
+
+
+def test_transformed_images_have_the_type_of_the_weights():
+    pairs = [*zip(PICTURES, [0, 1, 2] * 20, strict=True)]
+    for dtype in (torch.float64, torch.bfloat16):
+        for data in (PICTURES, Subset(pairs, range(60))):
+            loading = ff.Loading(transform=HALF)
+            guard = ff.Guard.fit(network().to(dtype), data, method="ebo", fpr=0.1, loading=loading)
+            verdict = guard(PICTURES[:2])
+            assert verdict.logits.dtype == dtype
+            check_same(verdict, guard(CROPPED.to(dtype)))
 
 
 def test_texts_are_tokenised_and_judged(reader, tmp_path, monkeypatch):

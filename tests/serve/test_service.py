@@ -75,7 +75,7 @@ def test_images_of_sizes_that_the_guard_does_not_know_never_reach_the_network(st
     for shape in ((5, 4), (4, 1500)):
         refused = service.score(encoded(np.zeros(shape, np.uint8)))
         assert (refused.status, f"{shape[0]} x {shape[1]}" in refused.error) == (422, True)
-        assert re.search("calibrated on 4 x 4.*--allow-sizes", refused.error)
+        assert re.search("calibrated on 4 x 4.*allow_sizes", refused.error)
     assert guard.model.calls == calls
     wide = start(guard, allow_sizes=True)
     assert wide.score(encoded(np.zeros((2, 8), np.uint8))).status == 200

@@ -106,8 +106,8 @@ def as_batches(
             sets its options.
         labels: False to drop labels of any kind (OOD data often has labels that are not classes). A string names the
             column or array of labels.
-        dtype: Type to which arrays with a floating-point type and data frames are converted, such as that of the
-            model's weights. Tensors and arrays of integers are not converted.
+        dtype: Type to which transformed images, arrays with a floating-point type and data frames are converted, such
+            as that of the model's weights. Tensors and arrays of integers are not converted.
         masks: Folder with a mask for each image file, instead of labels (:class:`~flatfold.data.MaskedImages`).
 
     Raises:
@@ -128,8 +128,13 @@ def as_batches(
 def make_batches(data: Any, how: Preparation) -> Iterable[Any]:
     """Convert data to batches as :func:`as_batches` does."""
     if how.masks is not None and how.labels:
-        return with_masks(_batches(data, how._replace(labels=False)), how.masks)
-    batches = _batches(data, how)
+        batches: Iterable[Any] = with_masks(_batches(data, how._replace(labels=False)), how.masks)
+    else:
+        batches = _batches(data, how)
+    if isinstance(batches, ImageSource) and how.dtype is not None and how.dtype != batches.dtype:
+        images = copy(batches)
+        images.dtype = how.dtype
+        batches = images
     return batches if how.labels else _without_labels(batches)
 
 
@@ -364,12 +369,17 @@ def _prepare(how: Preparation, value: Any) -> Any:
     if isinstance(value, Image.Image):
         if how.transform is None:
             raise ValueError(f"the data set yields PIL images, which must be converted to tensors. {_NEEDS_TRANSFORM}")
-        return how.transform(value)
+        return _transform(how.transform, value, how.dtype)
     if not isinstance(value, np.ndarray):
         return value
     if how.transform is not None and value.dtype == np.uint8 and value.ndim in (2, 3):
-        return how.transform(value)
+        return _transform(how.transform, value, how.dtype)
     return to_tensors(value, how.dtype) if value.dtype.kind == "f" else value
+
+
+def _transform(transform: Transform, image: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    pixels = transform(image)
+    return pixels if dtype is None else pixels.to(dtype)
 
 
 class ColumnImages(ImageSource):

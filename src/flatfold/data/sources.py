@@ -118,6 +118,7 @@ class ImageSource(NamedSource):
 
     noun = "image"
     unreadable = UnreadableImageError
+    dtype = torch.float32
 
     def __init__(self, transform: Transform, batch_size: int) -> None:
         super().__init__(batch_size)
@@ -173,7 +174,7 @@ class ImageSource(NamedSource):
         values = np.empty((len(kept), channels, height, width), np.float32)
         for out, pixels in zip(values, kept.values(), strict=True):
             self.transform.normalise(pixels, out)
-        x = torch.from_numpy(values)
+        x = torch.from_numpy(values).to(self.dtype)
         if self.masked:
             return (x, torch.from_numpy(np.stack([masks[row] for row in kept]).astype(np.int64))), unreadable
         return x if self.labels is None else (x, self.labels[list(kept)]), unreadable
@@ -184,7 +185,7 @@ class ImageSubset(ImageSource):
 
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
         super().__init__(source.transform, source.batch_size)
-        self.source, self.rows = source, len(rows)
+        self.source, self.rows, self.dtype = source, len(rows), source.dtype
         self.chosen = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
         self.label_classes, self.masked = source.label_classes, source.masked

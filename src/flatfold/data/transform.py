@@ -351,8 +351,7 @@ class InputSizes:
         if not all(low <= side <= high for low, side, high in sides):
             raise ValueError(
                 f"{called} has (h, w) = {pixels.shape[0]} x {pixels.shape[1]} after preprocessing, but the guard was "
-                f"calibrated on {self}. Scale it to that size, or accept other sizes with --allow-sizes "
-                "(in Python allow_sizes=True)."
+                f"calibrated on {self}. Scale it to that size, or accept other sizes (allow_sizes)."
             )
 
 

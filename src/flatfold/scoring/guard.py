@@ -115,8 +115,8 @@ class Guard:
                 with a single output z has two classes, with ``sigmoid(z)`` as the probability of class 1.
             data: Labelled in-distribution data (labels may be missing if the detector needs none): any data that
                 :func:`~flatfold.as_batches` accepts, such as a ``DataLoader``, a data set of torch or Hugging Face, a
-                path of images, or arrays ``(X, y)``. Floating-point arrays and data frames are converted to the type of
-                the model's weights; tensors are not.
+                path of images, or arrays ``(X, y)``. Transformed images, floating-point arrays and data frames are
+                converted to the type of the model's weights; tensors are not.
             others: Nothing: all other arguments have names. Labels are given with the data, as a pair ``(X, y)``.
             method: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only a detector made
                 by a method string or ``create`` can be saved.
