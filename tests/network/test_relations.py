@@ -383,7 +383,7 @@ def test_if_two_readings_fit_both_are_named():
 
 
 def test_a_reading_that_fits_some_of_the_inputs_is_none():
-    x, tokens = vectors(), sentences(tokens=4)["x"]
+    x, tokens = vectors(), sentences(tokens=2)["x"]
     pairs = make(
         lambda m, x: (m.twin(hidden(m, x) * (torch.arange(len(x)) < 8)[:, None]), both(m, x))[1], twin=nn.Linear(D, C)
     )
