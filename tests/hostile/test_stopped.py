@@ -126,8 +126,8 @@ def trial(world, tmp_path, name, fault, whole):
     return stopped
 
 
-KILLED = {"score": 22, "join": 10, "score-features": 9, "fit": 20, "bench": 20, "curvature": 4}
-FULL = {**KILLED, "score": 12, "fit": 9, "bench": 8, "score to parquet": 12, "export": 3}
+KILLED = {"score": 12, "join": 6, "score-features": 5, "fit": 9, "bench": 11, "curvature": 2}
+FULL = {**KILLED, "score": 8, "bench": 3, "score to parquet": 5, "export": 2}
 
 
 @pytest.mark.parametrize("name", KILLED)
