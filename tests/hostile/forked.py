@@ -94,6 +94,9 @@ def run(*arguments, cwd=".", fault=None, kill_after=None, memory=None, file_size
     It may take ``memory`` bytes of addresses more than it has at its start, and write files of ``file_size`` bytes.
     """
     limits = {"memory": memory, "file_size": file_size}
+    out, err = (Path(cwd, f".std{name}") for name in ("out", "err"))
+    out.touch()
+    err.touch()
     mine, theirs = _context.Pipe(duplex=False)
     words = ("flatfold", *map(str, arguments))
     process = _context.Process(target=_work, args=(words, str(cwd), fault, limits, environment, theirs))
@@ -112,7 +115,6 @@ def run(*arguments, cwd=".", fault=None, kill_after=None, memory=None, file_size
         code, steps = None, 0
     process.join(120)
     assert process.exitcode is not None, "the command hangs"
-    out, err = (Path(cwd, f".std{name}") for name in ("out", "err"))
     done = Done(process.exitcode if code is None else code, out.read_text(), err.read_text(), steps)
     for path in (out, err):
         path.unlink()

@@ -69,6 +69,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 cannot print ±
+    short_of_memory = False
     try:
         code = app(_translate(sys.argv[1:]), prog_name="flatfold", standalone_mode=False)
     except UsageError as error:
@@ -83,13 +84,15 @@ def main() -> None:
         code = 130
         print_error("interrupted.", code)
     except Exception as error:  # a mistake of ours, whose traceback Python prints
-        if _is_about_memory(error):
-            code = 1
-            advice = "Close other programs, use a machine with more, or fewer or smaller inputs at once (--batch-size)"
-            print_error(f"out of memory. {advice}.", code, traceback.print_exc if get_output().debug else None)
-            sys.exit(code)
-        print_error(f"{type(error).__name__}: {error}", 1, lambda: None)
-        raise
+        if not _is_about_memory(error):
+            print_error(f"{type(error).__name__}: {error}", 1, lambda: None)
+            raise
+        if get_output().debug:
+            traceback.print_exc()
+        code, short_of_memory = 1, True
+    if short_of_memory:  # reported when what the stack of the error held is free again
+        advice = "Close other programs, use a machine with more, or fewer or smaller inputs at once (--batch-size)"
+        print_error(f"out of memory. {advice}.", code)
     sys.exit(code or 0)
 
 
