@@ -186,9 +186,11 @@ def check_choice(name: str, value: object, choices: Collection[str | bool | None
 def check_above_zero(name: str, value: float, customary: str, or_zero: bool = False) -> None:
     """Raise unless a hyper-parameter is above 0, or 0 where that is allowed."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value <= sys.float_info.max or (value == 0 and not or_zero):
+    most = LARGEST if isinstance(value, int) else sys.float_info.max
+    if not number or not 0 <= value <= most or (value == 0 and not or_zero):
         limit = "of at least 0" if or_zero else "above 0"
-        raise MethodRefusedError(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
+        given = f"{value!r:.60}"
+        raise MethodRefusedError(f"{name} must be a finite number {limit}, got {given}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:

@@ -87,6 +87,9 @@ def split_arrays(data: Any) -> tuple[Any, Any] | None:
     x, y = data
     if not (is_array(x) or _is_dict_of_arrays(x)) or not are_labels(y, x):
         return None
+    for values in (x, y):
+        if isinstance(values, Tensor):
+            check_tensor(values, "tensors")  # a nested one has no shape
     shape, own = (tuple(np.shape(values)) for values in (next(iter(x.values())) if isinstance(x, Mapping) else x, y))
     if shape[0] != own[0]:
         raise ValueError(
