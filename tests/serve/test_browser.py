@@ -365,5 +365,11 @@ def test_a_text_is_scored_and_shown_as_text(visit):
             assert "usual" in card.locator(".why").text_content()
             assert card.locator(".signs dt").count() == len(guard.explain(text)[0].signs)
             assert card.locator(".picture").count() == 0
+        page.get_by_label("Text", exact=True).fill("abc deh XYZ")
+        page.get_by_role("button", name="Score").click()
+        marks = page.locator(".card").filter(has_text="deh").locator(".file mark")
+        words = {token.text for token in guard.explain("abc deh XYZ", tokens=True)[0].tokens}
+        expect(marks).to_have_count(len(words))
+        assert {*marks.all_text_contents()} == words
         page.get_by_role("button", name="Clear").click()
         expect(page.locator(".card")).to_have_count(0)
