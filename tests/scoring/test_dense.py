@@ -17,38 +17,7 @@ from flatfold.scoring.dense import DenseGuard
 from flatfold.scoring.positions import cells_of, draw, fit_positions, upper_quantile
 from tests.architectures import Net
 from tests.refusals import refused
-
-C, SIZE, N = 4, (12, 16), 44
-GRID = (6, 8)
-
-
-def network(outputs=C, resize=True):
-    """Return a network whose features are half as large as its images, and whose classes are channels of these."""
-
-    def forward(m, x):
-        z = m.head(torch.relu(m.body(x)))
-        return interpolate(z, x.shape[2:], mode="bilinear", align_corners=False) if resize else z
-
-    torch.manual_seed(0)
-    body = nn.Conv2d(3, 6, 3, stride=2, padding=1)
-    return Net(forward, body=body, head=nn.Conv2d(6, outputs, 1)).eval()
-
-
-def scenes(n=N, size=SIZE, seed=1):
-    """Return images with regions, and the classes that the network sees in most of their pixels."""
-    g = torch.Generator().manual_seed(seed)
-    x = interpolate(torch.randn(n, 3, 3, 3, generator=g), size) + 0.3 * torch.randn(n, 3, *size, generator=g)
-    with torch.no_grad():
-        masks = network()(x).argmax(dim=1)
-    return x, masks
-
-
-def batched(x, masks, rows=8):
-    return [(x[i : i + rows], masks[i : i + rows]) for i in range(0, len(x), rows)]
-
-
-def fitted(method="fourfold", fpr=0.1, **options):
-    return Guard.fit(network(), batched(*scenes()), method=method, fpr=fpr, **options)
+from tests.small_scenes import GRID, SIZE, N, batched, fitted, network, scenes
 
 
 def correlated(n, g, side=8):

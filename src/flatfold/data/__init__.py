@@ -2,12 +2,14 @@
 
 from .images import ArrayImages, FolderImages, ListImages, NpzImages, TableImages, Transform
 from .inputs import as_batches
+from .masks import MaskedImages
 from .text_files import TextSource, open_texts
 
 __all__ = [
     "ArrayImages",
     "FolderImages",
     "ListImages",
+    "MaskedImages",
     "NpzImages",
     "TableImages",
     "TextSource",

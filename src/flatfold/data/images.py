@@ -103,7 +103,7 @@ def image_kind(place: Path) -> str:
     return "table" if suffix == ".parquet" else "npz" if suffix == ".npz" else "list"
 
 
-class _Files(ImageSource):
+class ImageFiles(ImageSource):
     """Image files below a folder ``root``, at ``paths`` relative to it."""
 
     root: Path
@@ -122,7 +122,7 @@ class _Files(ImageSource):
         hash_files(digest, self.root, self.paths)
 
 
-class PathImages(_Files):
+class PathImages(ImageFiles):
     """Image files at some paths, in their order, as batches of inputs.
 
     Args:
@@ -181,7 +181,7 @@ class Pictures(ImageSource):
             digest.update(f"{pixels.shape} {getattr(self._images[row], 'mode', '')}".encode() + pixels.tobytes())
 
 
-class FolderImages(_Files):
+class FolderImages(ImageFiles):
     """The images of a folder, searched recursively, in a fixed order; hidden files are ignored.
 
     The fingerprint covers paths, sizes and modification times, and bytes of some twenty files, not all pixels: it
@@ -206,7 +206,7 @@ class FolderImages(_Files):
         self.classes, self.labels = class_labels(self.root, self.paths) if labels else ((), None)
 
 
-class ListImages(_Files):
+class ListImages(ImageFiles):
     """The images of a list of paths, in its order; an image may occur more than once.
 
     A line is ``<relative path> <integer>``, split at the first space; blank lines are skipped. The integer is the

@@ -24,6 +24,7 @@ from .decoding import read_image
 from .fingerprint import evenly_spaced
 from .images import ArrayImages, PathImages, Pictures, open_images
 from .labels import LABEL_KEYS, are_labels, class_indices
+from .masks import with_masks
 from .sources import ImageSource, Source, check_batch_size
 from .text_files import holds_texts, open_texts
 from .texts import NotStored, Tokeniser
@@ -59,6 +60,7 @@ class Preparation(NamedTuple):
     labels: bool = True
     column: str | None = None
     dtype: torch.dtype | None = None
+    masks: Path | str | None = None
 
     @property
     def reads_texts(self) -> bool:
@@ -74,6 +76,7 @@ def as_batches(
     collate: Any = None,
     labels: bool | str = True,
     dtype: torch.dtype | None = None,
+    masks: Path | str | None = None,
 ) -> Iterable[Any]:
     """Convert any data that ``extract``, ``Guard.fit`` and a guard accept to batches.
 
@@ -104,6 +107,7 @@ def as_batches(
             column or array of labels.
         dtype: Type to which arrays with a floating-point type and data frames are converted, such as that of the
             model's weights. Tensors and arrays of integers are not converted.
+        masks: Folder with a mask for each image file, instead of labels (:class:`~flatfold.data.MaskedImages`).
 
     Raises:
         TypeError: The type of the data is not supported.
@@ -117,11 +121,13 @@ def as_batches(
     check_batch_size(batch_size)
     transform = None if transform is None else Transform.of(transform)
     column = labels if isinstance(labels, str) else None
-    return make_batches(data, Preparation(batch_size, transform, collate, bool(labels), column, dtype))
+    return make_batches(data, Preparation(batch_size, transform, collate, bool(labels), column, dtype, masks))
 
 
 def make_batches(data: Any, how: Preparation) -> Iterable[Any]:
     """Convert data to batches as :func:`as_batches` does."""
+    if how.masks is not None and how.labels:
+        return with_masks(_batches(data, how._replace(labels=False)), how.masks)
     batches = _batches(data, how)
     return batches if how.labels else _without_labels(batches)
 
@@ -497,7 +503,7 @@ def _without_labels(batches: Iterable[Any]) -> Iterable[Any]:
         return batches.without_labels()
     if isinstance(batches, Source):
         same = copy(batches)
-        same.labels = None
+        same.labels, same.masked = None, False
         vars(same).pop("fingerprint", None)  # it covers the labels
         return same
     return _Unlabelled(batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class Loading:
         max_unreadable: Largest fraction of the images of a source that may be skipped as unreadable, from 0 to 1.
         labels: Name of the column or array of labels, if it is not found by its name (``label``, ``labels``, ``y``,
             ``target``) or by its type.
+        masks: Folder with a mask for each image file, for models with logits at every position
+            (:class:`~flatfold.data.MaskedImages`).
 
     Example:
         >>> import torch
@@ -41,6 +44,7 @@ class Loading:
     workers: int | None = None
     max_unreadable: float = 0.0
     labels: str | None = None
+    masks: Path | str | None = None
 
     def __post_init__(self) -> None:
         check_batch_size(self.batch_size)
@@ -51,6 +55,11 @@ class Loading:
             raise TypeError(
                 f"labels must be the name of a column, got {type(self.labels).__name__}. Give labels with the data, "
                 "as a pair (X, y)."
+            )
+        if self.masks is not None and not isinstance(self.masks, (str, Path)):
+            raise TypeError(
+                f"masks must be the folder of the masks, got {type(self.masks).__name__}. Give masks in tensors with "
+                "the data, as a pair (X, y)."
             )
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
             raise ValueError(f"workers must be 0 or the number of threads that read images, got {workers!r}.")
@@ -65,7 +74,7 @@ class Loading:
             labels: False to drop labels of any kind.
             dtype: As in :func:`as_batches`.
         """
-        how = Preparation(self.batch_size, self.transform, self.collate, labels, self.labels, dtype)
+        how = Preparation(self.batch_size, self.transform, self.collate, labels, self.labels, dtype, self.masks)
         batches = make_batches(data, how)
         if self.workers and not isinstance(batches, Source):
             raise ValueError(

@@ -23,6 +23,7 @@ from ..errors import UnreadableImageError, UnreadableInputError
 from ..io.cores import usable_cores
 from ..io.progress import track
 from .batch import Batch, split_batch
+from .labels import class_indices, indices_or_masks
 from .transform import InputSizes, Transform
 
 Item = TypeVar("Item")
@@ -40,6 +41,7 @@ class Source(ABC):
     rows: int
     labels: Tensor | None = None
     label_classes: int | None = None  # as in Batch
+    masked = False  # whether batches have masks as labels, a class for every position
 
     def __init__(self, batch_size: int) -> None:
         check_batch_size(batch_size)
@@ -70,6 +72,7 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         classes = "no labels" if self.labels is None else f"{len(torch.unique(self.labels))} classes"
+        classes = "masks" if self.masked else classes
         return f"{type(self).__name__}({count(self.rows, 'input')}, {classes}, batch_size={self.batch_size})"
 
     def __len__(self) -> int:
@@ -136,13 +139,17 @@ class ImageSource(NamedSource):
         digest.update(b"no labels" if self.labels is None else self.labels.numpy().tobytes())
         return digest.hexdigest()
 
+    def mask(self, row: int, picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.int32]:
+        """Return the class of each pixel of an image, prepared like its pixels; only ``masked`` sources have them."""
+        raise NotImplementedError
+
     def subset(self, rows: NDArray[np.integer]) -> ImageSource:
         """Return the given images, in that order, as a source."""
         return ImageSubset(self, rows)
 
     def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
         """Decode and transform the images; report any that fails or whose size differs from the most frequent one."""
-        prepared, unreadable = {}, {}
+        prepared, masks, unreadable = {}, {}, {}
         for row in rows:
             try:
                 name, picture = self.picture(row)
@@ -150,6 +157,8 @@ class ImageSource(NamedSource):
                     pixels = self.transform.pixels(picture)
                     if self.sizes is not None:
                         self.sizes.check(pixels, "the image")
+                    if self.masked:
+                        masks[row] = self.mask(row, picture)
                     prepared[row] = name, pixels
                 except ValueError as error:  # too small for the crop, or 16 bits: other images may be fine
                     unreadable[row] = f"{name}: {error}"
@@ -165,6 +174,8 @@ class ImageSource(NamedSource):
         for out, pixels in zip(values, kept.values(), strict=True):
             self.transform.normalise(pixels, out)
         x = torch.from_numpy(values)
+        if self.masked:
+            return (x, torch.from_numpy(np.stack([masks[row] for row in kept]).astype(np.int64))), unreadable
         return x if self.labels is None else (x, self.labels[list(kept)]), unreadable
 
 
@@ -176,7 +187,11 @@ class ImageSubset(ImageSource):
         self.source, self.rows = source, len(rows)
         self.chosen = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
-        self.label_classes = source.label_classes
+        self.label_classes, self.masked = source.label_classes, source.masked
+
+    def mask(self, row: int, picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.int32]:
+        """Return the mask of an image of the source."""
+        return self.source.mask(int(self.chosen[row]), picture)
 
     def name(self, row: int) -> str:
         """Return the name of an image in the source."""
@@ -231,7 +246,8 @@ def _odd_sizes(prepared: dict[int, tuple[str, NDArray[np.uint8]]]) -> dict[int, 
     usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # ties: the first
     return {
         row: f"the images of a batch must have one size, got (h, w) = {sizes[usual]} for {prepared[usual][0]} and "
-        f"{size} for {prepared[row][0]}. Set resize and crop in the transform."
+        f"{size} for {prepared[row][0]}. Set resize and crop in the transform, or read one image at a time, with "
+        "batch_size=1."
         for row, size in sizes.items()
         if usual is not None and size != sizes[usual]
     }
@@ -246,21 +262,25 @@ class BatchResult(NamedTuple):
 
 
 def read_batches(
-    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int | None = None
+    source: Source,
+    ranges: list[range] | None = None,
+    title: str | None = None,
+    workers: int | None = None,
+    masks: bool = False,
 ) -> Iterator[BatchResult]:
     """Yield the batches of a source, all or those of ``ranges``; a ``title`` shows a progress bar.
 
     ``workers`` threads prefetch, by default one per core, up to four; with 0 each batch is read when it is requested.
     Threads, because decoders and the network release Python's lock, and processes would have to copy every batch.
-    If a GPU is in use, batches are in page-locked memory.
+    If a GPU is in use, batches are in page-locked memory. With ``masks``, labels may have a class for every position.
     """
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
     threads = min(MOST_READERS, usable_cores()) if workers is None else workers
-    read = partial(_attempt, source)
+    read, read_labels = partial(_attempt, source), indices_or_masks if masks or source.masked else class_indices
     results = map_ahead(read, ranges, threads) if threads and len(ranges) > 1 else map(read, ranges)
     pairs = zip(ranges, results, strict=True)
     for rows, (raw, unreadable) in pairs if title is None else track(pairs, title, len(ranges)):
-        batch = None if raw is None else split_batch(raw)
+        batch = None if raw is None else split_batch(raw, read_labels)
         yield BatchResult(rows, batch, unreadable)
 
 

@@ -140,14 +140,22 @@ class Transform:
 
     def pixels(self, image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the resized and cropped pixels of an image, ``(h, w, c)``."""
-        picture = in_mode(_as_image(image), self.mode)
+        picture = self._place(in_mode(_as_image(image), self.mode), RESAMPLING[self.interpolation])
+        return np.asarray(picture).reshape(picture.height, picture.width, -1)
+
+    def place_mask(self, mask: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the classes ``(h, w)`` of an image's pixels at those of :meth:`pixels`, the nearest one of each."""
+        return np.asarray(self._place(Image.fromarray(mask), Image.Resampling.NEAREST))
+
+    def _place(self, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
+        """Return the resized and cropped picture."""
         if self.resize is not None:
             short = min(picture.size)
             width, height = (
                 self.resize if self.squash or side == short else int(self.resize * side / short)
                 for side in picture.size
             )
-            picture = picture.resize((width, height), RESAMPLING[self.interpolation])
+            picture = picture.resize((width, height), resampling)
         if self.crop is not None:
             if min(picture.size) < self.crop:
                 raise ValueError(
@@ -156,7 +164,7 @@ class Transform:
                 )
             left, top = (round((side - self.crop) / 2) for side in picture.size)
             picture = picture.crop((left, top, left + self.crop, top + self.crop))
-        return np.asarray(picture).reshape(picture.height, picture.width, -1)
+        return picture
 
     def normalise(self, pixels: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Write pixels ``(h, w, c)``, scaled to [0, 1] and normalised, to ``out`` ``(c, h, w)``.

@@ -20,7 +20,7 @@ from ..data.batch import Batch, split_batch
 from ..data.fingerprint import data_key
 from ..data.labels import class_indices, indices_or_masks
 from ..data.loading import Loading
-from ..data.sources import BatchResult, NamedSource, Source
+from ..data.sources import BatchResult, NamedSource, Source, read_batches
 from ..data.transform import InputSizes
 from ..display.numbers import count
 from ..errors import UnreadableInputError, UnsupportedHeadError
@@ -202,7 +202,7 @@ def extract_features(
             network.add_sizes(InputSizes(shape, shape))
             result = network.run_few(first)
         if network.dense:
-            others = _split(loader if source is None else iter(source), True)
+            others = _split(loader, True) if source is None else labelled_batches(source, loading)
             raise EveryPositionError(network, chain([first], others) if source is None else others)
         if first.labels is not None and first.labels.ndim > 1:
             indices, classes = class_indices(first.labels, first.rows)
@@ -320,6 +320,21 @@ def _split(loader: Iterator[Any], masks: bool = False) -> Iterator[Batch]:
     """Yield the batches of a loader that hold an input; their labels may be masks if the caller takes them."""
     read_labels = indices_or_masks if masks else class_indices
     return (batch for raw in loader if (batch := split_batch(raw, read_labels)).rows)
+
+
+def labelled_batches(batches: Iterable[Any], loading: Loading) -> Iterator[Batch]:
+    """Yield the batches that hold an input, whose labels may be masks; leave out what cannot be read."""
+    if not isinstance(batches, Source):
+        yield from _split(iter(batches), True)
+        return
+    unreadable: dict[int, str] = {}
+    for _, batch, reasons in read_batches(batches, title=TITLE, workers=loading.workers, masks=True):
+        unreadable |= reasons
+        if reasons:
+            check_share(unreadable, batches, loading.max_unreadable)
+        if batch is not None:
+            yield batch
+    warn_unreadable(unreadable, batches)
 
 
 def count_batches(loader: Iterable[Any]) -> int | None:

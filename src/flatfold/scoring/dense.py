@@ -22,7 +22,7 @@ from ..display.numbers import count, rate
 from ..network.execution import Execution
 from ..network.heads import DensePass
 from ..network.network import Network
-from ..passes.extract import EveryPositionError
+from ..passes.extract import EveryPositionError, labelled_batches
 from .calibrated import CalibratedDetector, Verdict, check_rate
 from .fitting import FitResult
 from .guard import Guard
@@ -295,7 +295,7 @@ def fit_dense(
     drawn, pixels = draw(network, found.batches, ignored, device, seed)
     others = list[Drawn]()
     if calibration is not None:
-        others, most = draw(network, _split(calibration), ignored, device, seed + 1)
+        others, most = draw(network, labelled_batches(calibration, loading), ignored, device, seed + 1)
         pixels = min(pixels, most)
         drawn, others = ([each.thin(pixels) for each in part] for part in (drawn, others))
     result, images = fit_positions(detector, network.found.head, drawn, pixels, fpr, seed, others)

@@ -154,6 +154,10 @@ class Guard:
             check_enough(fpr, to_fit.rows - to_fit.rows // 2, "half of the data", confidence)
         elif isinstance(to_hold, Source):
             check_enough(fpr, to_hold.rows, "the calibration data", confidence)
+        if loading.transform is None and isinstance(to_fit, ImageSource):
+            loading = replace(loading, transform=to_fit.transform)
+        if loading.collate is None and isinstance(to_fit, TextSource):
+            loading = replace(loading, collate=to_fit.tokeniser)
         execution = execution or Execution()
         with session(execution):
             try:
@@ -192,10 +196,6 @@ class Guard:
         )
         assert result.calibration is not None
         _warn_if_unsteady(extracted, execution)
-        if loading.transform is None and isinstance(to_fit, ImageSource):
-            loading = replace(loading, transform=to_fit.transform)
-        if loading.collate is None and isinstance(to_fit, TextSource):
-            loading = replace(loading, collate=to_fit.tokeniser)
         calibrated = CalibratedDetector(result.detector, result.calibration)
         result = replace(result, runtime=extracted.runtime)
         network.reset_runtime()

@@ -33,6 +33,7 @@ from ..core.copies import count_copies_once, distinct_rows, group_copies
 from ..core.hessian import row_chunks
 from ..core.validation import check_finite, check_fit
 from ..data.batch import Batch
+from ..data.transform import InputSizes
 from ..detectors.base import Detector
 from ..network.calls import evaluating
 from ..network.heads import DensePass
@@ -116,6 +117,8 @@ def draw(
                     "every image, or leave them out everywhere."
                 )
             masked = batch.labels is not None
+            shape = tuple(batch.first_tensor.shape[1:])
+            network.add_sizes(InputSizes(shape, shape))
             result = network.runtime(batch.to(place))
             assert isinstance(result, DensePass)
             check_finite(result.features, "features")
