@@ -256,10 +256,32 @@ def test_what_is_not_built_is_refused(tmp_path):
         lambda: guard.export(tmp_path / "guard.onnx", x),
         guard.as_module,
         lambda: guard.explain(x),
-        guard.monitor,
     ):
         with refused("not built", "every position cannot be"):
             call()
+
+
+def test_a_monitor_counts_images_and_the_share_of_their_positions():
+    guard, (x, _) = fitted("mds"), scenes(30, seed=5)
+    x[:12, :, 4:9, 4:11] *= 30
+    verdict = guard(x)
+    whole, parts = guard.monitor(x), guard.monitor() + guard.monitor(x[:7])
+    parts.add(guard(x[7:]))
+    assert parts.to_dict() == whole.to_dict() == type(whole).from_dict(whole.to_dict()).to_dict()
+    assert (whole.seen, whole.alarms) == (30, int(verdict.image_is_ood.sum()))
+    assert abs(whole.share_ood - float(verdict.is_ood.double().mean())) < 1e-6
+    assert whole.alarm_p_value < 0.01  # of images; positions of one image are not independent
+    assert whole.drift_p_value < 0.01
+    assert "of the positions of an image" in str(whole)
+    usual = guard.monitor(scenes(30, seed=6)[0])
+    assert usual.alarm_p_value > 0.01
+    assert guard.monitor().share_ood != guard.monitor().share_ood  # NaN
+    plain = Guard.fit(nn.Sequential(nn.Flatten(), nn.Linear(576, 3)), x, method="msp", fpr=0.1)
+    assert plain.monitor(x).share_ood is None
+    with refused("a verdict on positions", "a guard for whole inputs, but the verdict is about every position"):
+        plain.monitor().add(verdict)
+    with refused("a verdict on inputs", "a guard for every position, but the verdict is about whole inputs"):
+        guard.monitor().add(plain(x))
 
 
 def test_a_single_logit_has_two_classes_at_every_position():
@@ -317,14 +339,9 @@ def test_scores_of_drawn_pixels_have_the_quantile_by_hand():
 
 
 def test_commands_that_give_one_score_per_image_refuse_such_a_guard(tmp_path):
-    from flatfold.scoring.guard_file import read_guard
-    from flatfold.scoring.shards import ScoringJob
     from flatfold.serve.scorer import Scorer
 
     guard = fitted("msp")
-    guard.save(tmp_path / "guard.safetensors")
-    with refused("score", "guard for every position"):
-        ScoringJob(read_guard(tmp_path / "guard.safetensors"), network, None)
     guard.transform = ff.Transform()
     with refused("serve", "guard for every position"):
         Scorer(guard)

@@ -14,8 +14,7 @@ from torch.nn.functional import interpolate
 
 from ..core.hessian import row_chunks
 from ..core.validation import check_finite
-from ..data.batch import Batch, is_batch, split_batch
-from ..data.labels import indices_or_masks
+from ..data.batch import Batch, is_batch
 from ..data.loading import Loading
 from ..detectors.base import Detector
 from ..display.numbers import count, rate
@@ -27,13 +26,13 @@ from .calibrated import CalibratedDetector, Verdict, check_rate
 from .fitting import FitResult
 from .guard import Guard
 from .guard_file import save_guard
+from .monitor import Monitor
 from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
 
 if TYPE_CHECKING:
     from .explanation import Explanations
     from .export import Layout, Parity
     from .guard import GuardModule
-    from .monitor import Monitor
 
 ALARM = (220, 38, 38)  # the colour of an alarm in a picture
 SHARE = 0.5  # of that colour in the picture
@@ -52,6 +51,7 @@ class DenseVerdict(Verdict):
         is_ood: Likewise, bool, True at positions with an alarm. Padding has none.
     """
 
+    _image_score: Tensor
     _image_p_value: Tensor
     _image_is_ood: Tensor
     _fpr: float | None = None
@@ -59,11 +59,16 @@ class DenseVerdict(Verdict):
 
     @classmethod
     def of(cls, maps: Iterable[Tensor], images: Sequence[Tensor], fpr: float | None, channels_last: bool) -> Self:
-        """Create the verdict with these maps, and p-values and decisions of whole images."""
+        """Create the verdict with these maps, and scores, p-values and decisions of whole images."""
         verdict = cls(*maps)
-        verdict._image_p_value, verdict._image_is_ood = images
+        verdict._image_score, verdict._image_p_value, verdict._image_is_ood = images
         verdict._fpr, verdict._channels_last = fpr, channels_last
         return verdict
+
+    @property
+    def image_score(self) -> Tensor:
+        """``(n,)``, the score of an image as a whole: a high quantile of those of its positions."""
+        return self._image_score
 
     @property
     def image_p_value(self) -> Tensor:
@@ -76,6 +81,10 @@ class DenseVerdict(Verdict):
         return self._image_is_ood
 
     @property
+    def _images(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._image_score, self._image_p_value, self._image_is_ood
+
+    @property
     def fpr(self) -> float | None:
         """The false-alarm rate of the guard."""
         return self._fpr
@@ -86,9 +95,13 @@ class DenseVerdict(Verdict):
         return self.logits.argmax(dim=-1 if self._channels_last else 1)
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the columns of a table with a row per image: the share of alarms, p-value and decision."""
-        share = self.is_ood.flatten(1).double().mean(dim=1)
-        columns = {"share_ood": share, "image_p_value": self.image_p_value, "image_is_ood": self.image_is_ood}
+        """Return the columns of a table with a row per image: the share of alarms, score, p-value and decision."""
+        columns = {
+            "share_ood": self.is_ood.flatten(1).double().mean(dim=1),
+            "image_score": self.image_score,
+            "image_p_value": self.image_p_value,
+            "image_is_ood": self.image_is_ood,
+        }
         return {name: values.detach().cpu() for name, values in columns.items()}
 
     def __repr__(self) -> str:
@@ -106,10 +119,10 @@ class DenseVerdict(Verdict):
 
         columns = {name: values.tolist() for name, values in self.columns().items()}
         rows = [
-            (str(row), f"{100 * share:.1f} %", f"{p_value:.2g}", "alarm" * alarm)
-            for row, (share, p_value, alarm) in enumerate(zip(*columns.values(), strict=True))
+            (str(row), f"{100 * share:.1f} %", f"{score:.4g}", f"{p_value:.2g}", "alarm" * alarm)
+            for row, (share, score, p_value, alarm) in enumerate(zip(*columns.values(), strict=True))
         ]
-        return Table(("row", *columns), rows, repr(self), left=(3,)).html([])
+        return Table(("row", *columns), rows, repr(self), left=(4,)).html([])
 
 
 class DenseGuard(Guard):
@@ -160,17 +173,22 @@ class DenseGuard(Guard):
                 "[guard(x) for x in guard.batches(data)]."
             )
         first, joined = verdicts[0], (torch.cat([*column]).cpu() for column in zip(*verdicts, strict=True))
-        images = zip(*((each.image_p_value, each.image_is_ood) for each in verdicts), strict=True)
+        images = zip(*(each._images for each in verdicts), strict=True)
         return DenseVerdict.of(joined, [torch.cat(each).cpu() for each in images], first.fpr, first._channels_last)
 
     def _batches(self, data: Any) -> Iterator[Batch]:
-        return _split([data] if is_batch(data) else self.batches(data))
+        batches = [data] if is_batch(data) else self.batches(data)
+        return labelled_batches(batches, self.loading, None)
 
-    @torch.no_grad()
     def _decide(self, batch: Batch) -> DenseVerdict:
         result = self.network.run(batch)
         assert isinstance(result, DensePass)
         check_finite(result.features, "features")
+        return self.decide(result)
+
+    @torch.no_grad()
+    def decide(self, result: DensePass) -> DenseVerdict:
+        """Return the verdict on a batch that the model has run on."""
         if self.calibration.scores.device != result.features.device:
             self.calibrated.to(result.features.device)
             self.images.calibration.to(result.features.device)
@@ -182,7 +200,7 @@ class DenseGuard(Guard):
         if result.counted is not None:
             counted = result.counted.to(score.device)
             p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
-        rows = range(batch.rows)
+        rows = range(result.grid[0])
         numbers = torch.stack(
             [
                 self.images.of_map(score[row], None if result.counted is None else result.counted[row], result.size)
@@ -190,7 +208,7 @@ class DenseGuard(Guard):
             ]
         )
         maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
-        images = self.images.calibration(numbers)
+        images = (numbers, *self.images.calibration(numbers))
         return DenseVerdict.of((result.outputs, *maps), images, self.fpr, result.channels_last)
 
     def overlay(self, image: Any) -> Image.Image:
@@ -240,8 +258,18 @@ class DenseGuard(Guard):
         self._refuse("explained")
 
     def monitor(self, data: Any = None) -> Monitor:
-        """Refuse: the positions of one image are no independent inputs."""
-        self._refuse("monitored")
+        """Create a monitor of a stream, which counts images; update it with ``monitor.add(guard(x))``.
+
+        The positions of one image depend on each other, so the evidence of a change is about images as a whole. The
+        monitor also has the mean share of alarmed positions, ``share_ood``.
+
+        Args:
+            data: Inputs to begin with, as in a call; memory use does not grow with their number. By default none.
+        """
+        monitor = Monitor.of(CalibratedDetector(self.detector, self.images.calibration), positions=True)
+        for batch in () if data is None else self._batches(data):
+            monitor.add(self._decide(batch))
+        return monitor
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
@@ -251,11 +279,6 @@ class DenseGuard(Guard):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Guard(", "DenseGuard(", 1).replace("calibration group", "calibration image")
-
-
-def _split(batches: Iterable[Any]) -> Iterator[Batch]:
-    """Return the batches that hold an input; their labels may be masks."""
-    return (batch for raw in batches if (batch := split_batch(raw, indices_or_masks)).rows)
 
 
 def _smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
