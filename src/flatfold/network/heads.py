@@ -169,9 +169,12 @@ class DensePass(Pass):
     counted: Tensor | None
 
     @classmethod
-    def read(cls, relation: Dense, record: Record, dtype: torch.dtype) -> Self | None:
-        """Return what a record holds, with features in a ``dtype``; None if it is not of this relation."""
-        maps = relation.maps(record)
+    def read(cls, relation: Dense, record: Record, dtype: torch.dtype, compared: bool = True) -> Self | None:
+        """Return what a record holds, with features in a ``dtype``; None if it is not of this relation.
+
+        Values are not ``compared`` in a graph.
+        """
+        maps = relation.maps(record, compared)
         if maps is None:
             return None
         result = cls(maps.features.flatten(0, -2).to(dtype), as_two_classes(maps.logits.flatten(0, -2), dim=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import torch
@@ -19,20 +19,19 @@ from ..data.loading import Loading
 from ..detectors.base import Detector
 from ..display.numbers import count, rate
 from ..network.execution import Execution
+from ..network.graph import copy_around_memory
 from ..network.heads import DensePass
 from ..network.network import Network
 from ..passes.extract import EveryPositionError, labelled_batches
 from .calibrated import CalibratedDetector, Verdict, check_rate
 from .fitting import FitResult
-from .guard import Guard
+from .guard import Guard, GuardModule
 from .guard_file import save_guard
 from .monitor import Monitor
 from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
 
 if TYPE_CHECKING:
     from .explanation import Explanations
-    from .export import Layout, Parity
-    from .guard import GuardModule
 
 ALARM = (220, 38, 38)  # the colour of an alarm in a picture
 SHARE = 0.5  # of that colour in the picture
@@ -192,24 +191,8 @@ class DenseGuard(Guard):
         if self.calibration.scores.device != result.features.device:
             self.calibrated.to(result.features.device)
             self.images.calibration.to(result.features.device)
-        parts = [
-            self.calibrated(result.features[part], result.logits[part])
-            for part in row_chunks(len(result.features), AT_ONCE)
-        ]
-        score, p_value, is_ood = (torch.cat(column).reshape(result.grid) for column in zip(*parts, strict=True))
-        if result.counted is not None:
-            counted = result.counted.to(score.device)
-            p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
-        rows = range(result.grid[0])
-        numbers = torch.stack(
-            [
-                self.images.of_map(score[row], None if result.counted is None else result.counted[row], result.size)
-                for row in rows
-            ]
-        )
-        maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
-        images = (numbers, *self.images.calibration(numbers))
-        return DenseVerdict.of((result.outputs, *maps), images, self.fpr, result.channels_last)
+        outputs = decide(result, self.calibrated, self.images)
+        return DenseVerdict.of(outputs[:4], outputs[4:], self.fpr, result.channels_last)
 
     def overlay(self, image: Any) -> Image.Image:
         """Return a picture of an image, as the model sees it, with the positions that raise an alarm in red.
@@ -225,9 +208,13 @@ class DenseGuard(Guard):
                 f"an overlay is made of one image, (1, 3, h, w) or (1, 1, h, w), got {tuple(x.shape)}. Give one of "
                 "them: guard.overlay(x[:1])."
             )
-        alarms = at_size(self._decide(batch).is_ood, x.shape[2:])[0].cpu().numpy()
-        pixels = self._pixels(x[0].detach().cpu().float())
-        pixels[alarms] = (1 - SHARE) * pixels[alarms] + SHARE * np.array(ALARM)
+        return self.picture(x[0], self._decide(batch).is_ood[0])
+
+    def picture(self, x: Tensor, alarms: Tensor) -> Image.Image:
+        """Return a picture of a prepared image ``(c, h, w)`` with its alarms, of any size, in red."""
+        red = at_size(alarms[None], x.shape[1:])[0].cpu().numpy()
+        pixels = self._pixels(x.detach().cpu().float())
+        pixels[red] = (1 - SHARE) * pixels[red] + SHARE * np.array(ALARM)
         return Image.fromarray(pixels.round().astype(np.uint8))
 
     def _pixels(self, x: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -245,13 +232,10 @@ class DenseGuard(Guard):
         self.network.check_unchanged()
         save_guard(Path(path), self.network, self.calibrated, self.loading, self.images)
 
-    def export(self, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
-        """Refuse: graphs have one row of features per input."""
-        self._refuse("written as a graph for other runtimes")
-
-    def as_module(self) -> GuardModule:
-        """Refuse: modules have one row of features per input."""
-        self._refuse("made one module with the model")
+    def as_module(self) -> DenseModule:
+        """Return model and detector as one module, which returns :class:`DenseOutputs`."""
+        self.network.check_unchanged()
+        return DenseModule(self.network, self.calibrated, self.images)
 
     def explain(self, data: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
         """Refuse: explanations are of inputs, not of positions."""
@@ -281,13 +265,63 @@ class DenseGuard(Guard):
         return super().__repr__().replace("Guard(", "DenseGuard(", 1).replace("calibration group", "calibration image")
 
 
+class DenseOutputs(NamedTuple):
+    """What a graph of a guard for every position returns: the maps of a :class:`DenseVerdict`, and those of images."""
+
+    logits: Tensor
+    """``(n, c, H, W)`` or ``(n, T, c)``."""
+    score: Tensor
+    """``(n, H, W)`` or ``(n, T)``, as all maps."""
+    p_value: Tensor
+    is_ood: Tensor
+    image_score: Tensor
+    """``(n,)``, as all numbers of images."""
+    image_p_value: Tensor
+    image_is_ood: Tensor
+
+
+def decide(result: DensePass, calibrated: CalibratedDetector, images: Images) -> DenseOutputs:
+    """Return all maps and numbers of a batch that the model has run on."""
+    score, p_value, is_ood = decide_on_grid(result, calibrated)
+    numbers = images.of_maps(score, result.counted, result.size)
+    maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
+    return DenseOutputs(result.outputs, *maps, numbers, *images.calibration(numbers))
+
+
+def decide_on_grid(result: DensePass, calibrated: CalibratedDetector) -> tuple[Tensor, Tensor, Tensor]:
+    """Return score, p-value and decision ``(n, *grid)`` at the positions of the layer."""
+    rows = (result.features, result.logits)
+    chunks = [slice(None)] if torch.compiler.is_compiling() else row_chunks(len(result.features), AT_ONCE)
+    parts = [calibrated(*(values[part] for values in rows)) for part in chunks]
+    score, p_value, is_ood = (torch.cat(column).reshape(result.grid) for column in zip(*parts, strict=True))
+    if result.counted is not None:
+        counted = result.counted.to(score.device)
+        p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
+    return score, p_value, is_ood
+
+
 def _smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return scores ``(n, *grid)`` at another size; bilinear, unless this would make all of its neighbours NaN."""
-    if tuple(score.shape[1:]) == size:
-        return score
-    if score.ndim != 3 or not score.isfinite().all():
-        return at_size(score, size)
-    return interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    """Return scores ``(n, *grid)`` at another size: bilinear, unless this would make neighbours of one NaN."""
+    near = at_size(score, size)
+    if tuple(score.shape[1:]) == size or score.ndim != 3:
+        return near
+    smooth = interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    return smooth.where(score.isfinite().flatten(1).all(dim=1)[:, None, None], near)
+
+
+class DenseModule(GuardModule):
+    """``x -> DenseOutputs`` in plain torch."""
+
+    def __init__(self, network: Network, calibrated: CalibratedDetector, images: Images) -> None:
+        super().__init__(network, calibrated)
+        self.of_images = copy_around_memory(images.calibration)
+        self.pixels, self.level = images.pixels, images.level
+
+    def forward(self, *args: Any, **kwargs: Any) -> DenseOutputs:  # type: ignore[override]
+        """Return the verdict on a batch; arguments are those of the model."""
+        result = self.network(*args, **kwargs)
+        assert isinstance(result, DensePass)
+        return decide(result, self.calibrated, Images(self.pixels, self.level, self.of_images))
 
 
 def fit_dense(

@@ -29,7 +29,7 @@ from ..display.look import MARK, icon, page_style
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from . import api
-from .service import Service
+from .service import Asked, Service
 from .settings import Settings, error_response, unavailable
 
 _GET = ["GET", "HEAD"]
@@ -38,6 +38,10 @@ _ROUTING_ERRORS = {
     405: "method not allowed. Use POST for /v1/score and GET for all other paths.",
 }
 Explain = Annotated[bool, Query(description="Whether rows include an explanation and signs.")]
+Mask = Annotated[bool, Query(description="Whether rows include a PNG of alarms, for segmentation networks.")]
+Overlay = Annotated[
+    bool, Query(description="Whether rows include a PNG of the image with its alarms in red, likewise.")
+]
 OK = "Success."
 PUBLIC_PATH = "/healthz"  # requires no token
 CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the response
@@ -57,14 +61,16 @@ def _hash(text: str) -> str:
 _STYLE, _SCRIPT = f"{page_style()}{_read('page.css')}", f"{_read('chart.js')}\n{_read('page.js')}"
 
 
-def page_of(settings: Settings, texts: bool = False) -> bytes:
-    """Return the page for images or for ``texts``.
+def page_of(settings: Settings, texts: bool = False, dense: bool = False) -> bytes:
+    """Return the page for images or for ``texts``, with alarms drawn into images if there are ``dense`` decisions.
 
     It links to /docs only without a token, because a browser sends none when it follows a link.
     """
     docs = settings.docs and settings.token is None
     noun, look = "text" if texts else "image", {"style": _STYLE, "script": _SCRIPT, "mark": MARK, "icon": icon()}
-    text: str = Template(_read("page.html")).render(docs=docs, noun=noun, longest=settings.max_characters, **look)
+    text: str = Template(_read("page.html")).render(
+        docs=docs, noun=noun, dense=dense, longest=settings.max_characters, **look
+    )
     return text.encode()
 
 
@@ -91,7 +97,8 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
         service.close()
 
     limits = service.settings
-    page = page_of(limits, service.scorer.tokeniser is not None and service.scorer.transform is None)
+    scorer = service.scorer
+    page = page_of(limits, scorer.tokeniser is not None and scorer.transform is None, scorer.dense)
     app = FastAPI(
         title=api.TITLE,
         version=__version__,
@@ -122,9 +129,11 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 
     @app.post("/score", include_in_schema=False)
     @app.post("/v1/score", response_model=api.Scores, responses=failures, openapi_extra=body, response_description=OK)
-    async def score(request: Request, explain: Explain = False) -> Response:
+    async def score(
+        request: Request, explain: Explain = False, mask: Mask = False, overlay: Overlay = False
+    ) -> Response:
         """Score one image, several images in a form, texts, or rows of features."""
-        return JSONResponse({"rows": await service.score(request, explain)})
+        return JSONResponse({"rows": await service.score(request, Asked(explain, mask, overlay))})
 
     # Not coroutines, because they are CPU-bound: FastAPI runs them in threads.
     @get("/v1/stream", "/stream", response_model=api.Stream, responses=api.errors(401))
@@ -170,8 +179,9 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 
 async def _query_error(request: Request, error: Any) -> Response:
-    value = request.query_params.get("explain", "")[:80]
-    return error_response(HTTPException(422, f"query parameter 'explain' must be 'true' or 'false', got {value!r}."))
+    name = str(error.errors()[0]["loc"][-1])
+    value = request.query_params.get(name, "")[:80]
+    return error_response(HTTPException(422, f"query parameter {name!r} must be 'true' or 'false', got {value!r}."))
 
 
 class AccessMiddleware:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from base64 import b64encode
 from collections.abc import Sequence
+from io import BytesIO
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +17,10 @@ from torch import Tensor
 from ..data.texts import Tokeniser
 from ..network.heads import Pass
 from ..scoring.calibrated import CalibratedDetector, Verdict
+from ..scoring.dense import DenseGuard
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard
+from ..scoring.mask_files import png_of
 from ..scoring.monitor import Monitor
 
 EXPLAINED_PAIRS = 3  # pairs of classes that an explanation names
@@ -30,7 +34,8 @@ log = logging.getLogger(__name__)
 class Input(NamedTuple):
     """One image ``(c, h, w)``, one row of features ``(d,)`` or one text, and its label in error messages.
 
-    The values of a text are the arguments of the model ``(k, tokens)``, with their names.
+    The values of a text are the arguments of the model ``(k, tokens)``, with their names. The last two are the pictures
+    that are asked for.
     """
 
     kind: Literal["image", "features", "text"]
@@ -39,6 +44,8 @@ class Input(NamedTuple):
     explain: bool = False
     names: tuple[str, ...] = ()
     truncated: bool = False
+    mask: bool = False
+    overlay: bool = False
 
     @property
     def size(self) -> int:
@@ -55,11 +62,6 @@ class Scorer:
     """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch."""
 
     def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
-        if isinstance(guard, Guard) and guard.network.dense:
-            raise ValueError(
-                "the service gives one score per image, but this is a guard for every position. Call it in Python, or "
-                "serve guard.calibrated, which accepts the features of positions."
-            )
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only
@@ -82,8 +84,17 @@ class Scorer:
         self.names = names
         detector = self.calibrated.detector
         self.method = detector.method_text or type(detector).__name__
-        self._live, self._empty = Monitor.of(self.calibrated), Monitor.of(self.calibrated)
+        self._dense = guard if isinstance(guard, DenseGuard) else None
+        self._decides = self.calibrated  # about inputs as a whole
+        if self._dense is not None:
+            self._decides = CalibratedDetector(detector, self._dense.images.calibration)
+        self._live, self._empty = (Monitor.of(self._decides, self._dense is not None) for _ in range(2))
         self._lock = threading.Lock()  # other threads read the live monitor
+
+    @property
+    def dense(self) -> bool:
+        """Whether there is a decision at every position of an input."""
+        return self._dense is not None
 
     def monitor(self) -> Monitor:
         """Return a copy of the live monitor of all verdicts."""
@@ -92,7 +103,7 @@ class Scorer:
 
     def facts(self) -> dict[str, Any]:
         """Return the guard's settings and current counts as JSON values; None for missing or infinite numbers."""
-        calibration, monitor = self.calibrated.calibration, self.monitor()
+        calibration, monitor = self._decides.calibration, self.monitor()
         bins = monitor.histogram()
         return {
             "method": self.method,
@@ -111,6 +122,7 @@ class Scorer:
             "width": self.width,
             "classes": self.classes,
             "names": None if self.names is None else list(self.names),
+            **({"share_ood": _finite(monitor.share_ood)} if monitor.share_ood is not None else {}),
         }
 
     def __call__(self, inputs: Sequence[Input]) -> list[Row | Exception]:
@@ -125,6 +137,8 @@ class Scorer:
     @torch.no_grad()
     def _rows(self, inputs: Sequence[Input]) -> list[Row]:
         values = torch.stack([entry.values for entry in inputs])
+        if self._dense is not None:
+            return self._dense_rows(self._dense, inputs, values)
         if self._guard is not None and inputs[0].kind == "image":
             result = self._guard.network(values)
         elif self._guard is not None and inputs[0].kind == "text":
@@ -143,6 +157,26 @@ class Scorer:
             row = {"predicted": predicted, "class": name, "score": _finite(score), "p_value": p_value, "is_ood": is_ood}
             row |= {"truncated": inputs[i].truncated} if inputs[i].kind == "text" else {}
             rows.append(row | explanations.get(i, {}))
+        return rows
+
+    def _dense_rows(self, guard: DenseGuard, inputs: Sequence[Input], values: Tensor) -> list[Row]:
+        """Return the rows of a guard for every position: verdicts on inputs as a whole, and pictures of alarms."""
+        texts = inputs[0].kind == "text"
+        verdict = guard(dict(zip(inputs[0].names, values.unbind(1), strict=True)) if texts else values)
+        with self._lock:
+            self._live.add(verdict)
+        rows = []
+        columns = [column.tolist() for column in verdict.columns().values()]
+        for i, (share, score, p_value, is_ood) in enumerate(zip(*columns, strict=True)):
+            row: Row = {"predicted": None, "class": None, "score": _finite(score), "p_value": p_value}
+            row |= {"is_ood": is_ood, "share_ood": share}
+            if inputs[i].mask:
+                row["mask"] = b64encode(png_of(verdict.is_ood[i])).decode()
+            if inputs[i].overlay:
+                file = BytesIO()
+                guard.picture(values[i], verdict.is_ood[i]).save(file, "PNG")
+                row["overlay"] = b64encode(file.getvalue()).decode()
+            rows.append(row | ({"truncated": inputs[i].truncated} if texts else {}))
         return rows
 
     def _explanations(self, inputs: Sequence[Input], features: Tensor, verdict: Verdict) -> dict[int, Row]:
