@@ -253,12 +253,6 @@ def test_an_overlay_is_a_picture_with_the_alarms_in_red():
         guard.overlay(scenes(2)[0])
 
 
-def test_what_is_not_built_is_refused():
-    guard, (x, _) = fitted("msp"), scenes(2)
-    with refused("not built", "every position cannot be"):
-        guard.explain(x)
-
-
 def test_a_monitor_counts_images_and_the_share_of_their_positions():
     guard, (x, _) = fitted("mds"), scenes(30, seed=5)
     x[:12, :, 4:9, 4:11] *= 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,9 +29,7 @@ from .guard import Guard, GuardModule
 from .guard_file import save_guard
 from .monitor import Monitor
 from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
-
-if TYPE_CHECKING:
-    from .explanation import Explanations
+from .regions import Regions, find_regions
 
 ALARM = (220, 38, 38)  # the colour of an alarm in a picture
 SHARE = 0.5  # of that colour in the picture
@@ -179,18 +177,24 @@ class DenseGuard(Guard):
         batches = [data] if is_batch(data) else self.batches(data)
         return labelled_batches(batches, self.loading, None)
 
-    def _decide(self, batch: Batch) -> DenseVerdict:
+    def _run(self, batch: Batch) -> DensePass:
         result = self.network.run(batch)
         assert isinstance(result, DensePass)
         check_finite(result.features, "features")
-        return self.decide(result)
+        return result
+
+    def _follow(self, device: torch.device) -> None:
+        if self.calibration.scores.device != device:
+            self.calibrated.to(device)
+            self.images.calibration.to(device)
+
+    def _decide(self, batch: Batch) -> DenseVerdict:
+        return self.decide(self._run(batch))
 
     @torch.no_grad()
     def decide(self, result: DensePass) -> DenseVerdict:
         """Return the verdict on a batch that the model has run on."""
-        if self.calibration.scores.device != result.features.device:
-            self.calibrated.to(result.features.device)
-            self.images.calibration.to(result.features.device)
+        self._follow(result.features.device)
         outputs = decide(result, self.calibrated, self.images)
         return DenseVerdict.of(outputs[:4], outputs[4:], self.fpr, result.channels_last)
 
@@ -237,9 +241,27 @@ class DenseGuard(Guard):
         self.network.check_unchanged()
         return DenseModule(self.network, self.calibrated, self.images)
 
-    def explain(self, data: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
-        """Refuse: explanations are of inputs, not of positions."""
-        self._refuse("explained")
+    @torch.no_grad()
+    def explain(  # type: ignore[override]  # an image has several regions
+        self, data: Any, names: Sequence[str] | None = None, pairs: int = 3, regions: int = 3
+    ) -> Regions:
+        """Explain the alarms of each image: connected regions, each with its share of the image and a sentence.
+
+        The sentence is about the most unusual position of a region; see :class:`~flatfold.Explanation`.
+
+        Args:
+            data: As in a call.
+            names: Names of the classes, in the order of the logits.
+            pairs: Number of pairs of classes to include.
+            regions: Number of regions of an image, the largest first.
+        """
+        found = Regions()
+        for batch in self._batches(data):
+            result = self._run(batch)
+            self._follow(result.features.device)
+            maps = decide_on_grid(result, self.calibrated)
+            found += find_regions(result, maps, self.detector, names, pairs, regions)
+        return found
 
     def monitor(self, data: Any = None) -> Monitor:
         """Create a monitor of a stream, which counts images; update it with ``monitor.add(guard(x))``.
@@ -254,12 +276,6 @@ class DenseGuard(Guard):
         for batch in () if data is None else self._batches(data):
             monitor.add(self._decide(batch))
         return monitor
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(
-            f"a guard for every position cannot be {what} yet: {self.network.found.relation}. Call the guard itself, "
-            "and save it to a file."
-        )
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Guard(", "DenseGuard(", 1).replace("calibration group", "calibration image")
