@@ -1,6 +1,7 @@
 """`scoring.dense` and `scoring.positions`: guards for every position, and the promise about images."""
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
@@ -11,9 +12,11 @@ import flatfold as ff
 from flatfold import Execution, Guard
 from flatfold.data.batch import split_batch
 from flatfold.detectors import create
+from flatfold.errors import MismatchError
 from flatfold.scoring import positions
 from flatfold.scoring.calibrated import CalibratedDetector
-from flatfold.scoring.dense import DenseGuard
+from flatfold.scoring.dense import DenseGuard, DenseOutputs
+from flatfold.scoring.export import FORMATS, compare
 from flatfold.scoring.positions import cells_of, draw, fit_positions, upper_quantile
 from tests.architectures import Net
 from tests.refusals import refused
@@ -253,16 +256,27 @@ def test_an_overlay_is_a_picture_with_the_alarms_in_red():
         guard.overlay(scenes(2)[0])
 
 
-def test_what_is_not_built_is_refused(tmp_path):
-    guard, (x, _) = fitted("msp"), scenes(2)
-    for call in (
-        lambda: guard.export(tmp_path / "guard.onnx", x),
-        guard.as_module,
-        lambda: guard.explain(x),
-        guard.monitor,
-    ):
-        with refused("not built", "every position cannot be"):
-            call()
+def test_a_monitor_counts_images_and_the_share_of_their_positions():
+    guard, (x, _) = fitted("mds"), scenes(30, seed=5)
+    x[:12, :, 4:9, 4:11] *= 30
+    verdict = guard(x)
+    whole, parts = guard.monitor(x), guard.monitor() + guard.monitor(x[:7])
+    parts.add(guard(x[7:]))
+    assert parts.to_dict() == whole.to_dict() == type(whole).from_dict(whole.to_dict()).to_dict()
+    assert (whole.seen, whole.alarms) == (30, int(verdict.image_is_ood.sum()))
+    assert abs(whole.share_ood - float(verdict.is_ood.double().mean())) < 1e-6
+    assert whole.alarm_p_value < 0.01  # of images; positions of one image are not independent
+    assert whole.drift_p_value < 0.01
+    assert "of the positions of an image" in str(whole)
+    usual = guard.monitor(scenes(30, seed=6)[0])
+    assert usual.alarm_p_value > 0.01
+    assert guard.monitor().share_ood != guard.monitor().share_ood  # NaN
+    plain = Guard.fit(nn.Sequential(nn.Flatten(), nn.Linear(576, 3)), x, method="msp", fpr=0.1)
+    assert plain.monitor(x).share_ood is None
+    with refused("a verdict on positions", "a guard for whole inputs, but the verdict is about every position"):
+        plain.monitor().add(verdict)
+    with refused("a verdict on inputs", "a guard for every position, but the verdict is about whole inputs"):
+        guard.monitor().add(plain(x))
 
 
 def test_a_single_logit_has_two_classes_at_every_position():
@@ -319,15 +333,39 @@ def test_scores_of_drawn_pixels_have_the_quantile_by_hand():
     assert torch.equal(cells_of((2, 3), (3, 3)), torch.tensor([0, 1, 2, 0, 1, 2, 3, 4, 5]))
 
 
-def test_commands_that_give_one_score_per_image_refuse_such_a_guard(tmp_path):
-    from flatfold.scoring.guard_file import read_guard
-    from flatfold.scoring.shards import ScoringJob
-    from flatfold.serve.scorer import Scorer
+def test_a_module_returns_the_verdict_and_can_be_compiled():
+    guard, (x, _) = fitted("mds"), scenes(6, seed=2)
+    x[:2, :, 4:9, 4:11] *= 30
+    verdict, outputs = guard(x), guard.as_module()(x)
+    wanted = (*verdict, verdict.image_score, verdict.image_p_value, verdict.image_is_ood)
+    for given, each in zip(outputs, wanted, strict=True):
+        assert torch.equal(given, each)
+    compiled = torch.compile(guard.as_module(), backend="eager")(x)
+    for given, each in zip(compiled, wanted, strict=True):
+        assert torch.equal(given, each)
 
-    guard = fitted("msp")
-    guard.save(tmp_path / "guard.safetensors")
-    with refused("score", "guard for every position"):
-        ScoringJob(read_guard(tmp_path / "guard.safetensors"), network, None)
-    guard.transform = ff.Transform()
-    with refused("serve", "guard for every position"):
-        Scorer(guard)
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_exported_graph_has_the_maps_of_the_guard(tmp_path, suffix):
+    guard, (x, _) = fitted("mds"), scenes(6, seed=2)
+    x[:2, :, 4:9, 4:11] *= 30
+    path = tmp_path / f"guard{suffix}"
+    parity = guard.export(path, x)
+    assert (parity.inputs, parity.batch_sizes) == (6, (1, 6))
+    verdict = guard(x[:3])
+    assert verdict.is_ood.any()
+    outputs = FORMATS[suffix].open(path)(split_batch(x[:3]))
+    for name, given in zip(DenseOutputs._fields, outputs, strict=True):
+        assert_close(torch.as_tensor(given), getattr(verdict, name), rtol=1e-4, atol=1e-5)
+    guard.calibrated.calibration.threshold += 0.5  # a graph that decides in another way is not written
+    with refused("other decisions", "does not reproduce the is_ood", MismatchError):
+        compare(guard, FORMATS[suffix].open(path), split_batch(x))
+
+
+def test_a_graph_of_tokens_knows_their_padding(tmp_path):
+    guard, few = Guard.fit(tagger(), [sentences()], method="msp", fpr=0.1), sentences(6, seed=2)
+    path = tmp_path / "guard.pt2"
+    guard.export(path, few)
+    outputs = dict(zip(DenseOutputs._fields, FORMATS[".pt2"].open(path)(split_batch(few)), strict=True))
+    assert not outputs["is_ood"][few["attention_mask"] == 0].any()
+    assert_close(outputs["image_p_value"], guard(few).image_p_value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flatfold as ff
-from flatfold.serve.scorer import Input, Scorer
+from flatfold.serve.scorer import Asked, Input, Scorer
 from tests.serve.small_service import CLASSES, TRANSFORM, WIDTH, make_guard, pixels
 
 NAMES = ("ant", "bee", "cat")
@@ -51,14 +51,14 @@ def test_features_are_judged_with_and_without_the_model(method):
 
 
 def test_only_those_who_ask_get_an_explanation(guard):
-    inputs = [each._replace(explain=i % 2 == 0) for i, each in enumerate(images(5))]
+    inputs = [each._replace(asked=Asked(i % 2 == 0)) for i, each in enumerate(images(5))]
     rows = Scorer(guard, NAMES)(inputs)
     texts = [str(text) for text in guard.explain(torch.stack([each.values for each in inputs]), NAMES)]
     assert [row.get("explanation", "absent") for row in rows] == [texts[0], "absent", texts[2], "absent", texts[4]]
-    row = Scorer(make_guard("msp"))(images(1, explain=True))[0]  # which has neither pairs nor signs
+    row = Scorer(make_guard("msp"))(images(1, asked=Asked(explain=True)))[0]  # which has neither pairs nor signs
     assert row["explanation"].endswith(f"score {row['score']:.4g}")
     assert row["signs"] == {}
-    row = Scorer(make_guard("fourfold"))(images(1, explain=True))[0]
+    row = Scorer(make_guard("fourfold"))(images(1, asked=Asked(explain=True)))[0]
     assert list(row["signs"]) == ["direction", "length", "margin", "curvature", "doubt"]
 
 

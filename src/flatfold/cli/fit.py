@@ -69,6 +69,14 @@ def fit(
         str | None, Option(help="Parquet column or .npz array that holds the labels. Default: label, or y.")
     ] = None,
     labels: Annotated[bool, Option("--labels/--no-labels", help="Read labels, or fit without.")] = True,
+    masks: Annotated[
+        Path | None,
+        Option(help="Folder of masks, for a segmentation network: the class of every pixel, as the PNG of each image."),
+    ] = None,
+    calibration_masks: Annotated[Path | None, Option(help="Folder of the masks of --calibration.")] = None,
+    ignore_index: Annotated[
+        list[int] | None, Option(help="Class in masks that does not count, besides 255; repeat for several.")
+    ] = None,
     own: With = None,
 ) -> None:
     """Fit a guard for a model on ID images or texts.
@@ -82,6 +90,11 @@ def fit(
     uses the transform published with the weights. It is stored in the file. `flatfold score`, `export` and `serve` use
     the guard.
 
+    For a segmentation network, --masks DIR has the mask of IMAGES/a/1.jpg as DIR/a/1.png: a grey PNG or one with a
+    palette, whose values are classes, of the size of the image. It is resized and cropped like the image. At most a
+    fraction --fpr of the pixels of an ID image then raises an alarm, on average over images. Images of several sizes
+    need --batch-size 1.
+
     With --model transformers/FOLDER and a tokeniser in the folder, or with --tokenizer, IMAGES are texts. Labels are
     class indices, or names, which are numbered as in the model's config, else in sorted order. Rows without a text
     count as unreadable.
@@ -94,9 +107,16 @@ def fit(
     Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --method knn:k=10 --fpr 0.01
     --out guard.safetensors
 
+    Example: flatfold fit frames/ --masks classes/ --model nets:segmentation --weights net.pt --mean 0.485,0.456,0.406
+    --std 0.229,0.224,0.225 --out guard.safetensors
+
     Example: flatfold fit reviews.csv --model transformers/bert --out guard.safetensors
     """
     load_plugins(own)
+    if (calibration is not None and masks is not None) != (calibration_masks is not None):
+        problem = "it belongs to --calibration and --masks. Pass all three, or leave it out."
+        problem = problem if calibration_masks is not None else "--calibration needs masks too. Pass their folder."
+        raise BadParameter(problem, param_hint="--calibration-masks")
     detector = make_detector(method, images, calibration, "IMAGES")
     check_out(out, images, calibration, model.weights)
     from ..data.images import LISTS
@@ -112,7 +132,7 @@ def fit(
     published, held_out = None, None
     source: NamedSource
     if tokeniser is not None:
-        check_no_images(transform, options)
+        check_no_images(transform, options, masks)
         classes = getattr(getattr(network, "config", None), "label2id", None)
         source = take_subset(texts.open(images, tokeniser, options.batch_size, labelled, classes), limit, seed)
         if calibration is not None:
@@ -120,13 +140,14 @@ def fit(
     else:
         published = None if transform.given else model.published_transform(network)
         prepared = transform.transform(published=published)
-        source = take_subset(options.open(images, prepared, labelled), limit, seed)
+        source = take_subset(options.open(images, prepared, labelled, masks), limit, seed)
         if calibration is not None:
             places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)
-            held_out = take_subset(places.open(calibration, prepared), limit, seed)
+            held_out = take_subset(places.open(calibration, prepared, masks=calibration_masks), limit, seed)
     name = parse_method(method)[0]
-    if source.labels is None and get_method(name).needs_labels:
-        advice = "Sort the images into one folder per class, in the order of the model's outputs"
+    if source.labels is None and not source.masked and get_method(name).needs_labels:
+        advice = "Sort the images into one folder per class, in the order of the model's outputs, pass --masks for a "
+        advice += "segmentation network"
         advice = advice if tokeniser is None else "Give them in a column of a .csv, .jsonl or .parquet file"
         raise ValueError(
             f"{name} needs labels, but {images} is read without labels. {advice}, or choose a --method that needs no "
@@ -142,6 +163,7 @@ def fit(
             per_class=per_class,
             confidence=confidence,
             seed=seed,
+            ignore_index=ignore_index or None,
             loading=loading.loading(),
             execution=replace(running, onnx_cache=onnx_cache(out)),
         )
@@ -164,7 +186,8 @@ def fit(
         steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
         say(f"transform    of the published weights: {steps}")
     say(f"runtime      {result.runtime}")
-    if running.runtime == "auto" and tokeniser is None:  # also cache the graph, if it is the fastest
+    dense = guard.network.dense
+    if running.runtime == "auto" and tokeniser is None and not dense:  # also cache the graph, if it is the fastest
         guard.use_runtime("auto", MANY, onnx_cache(out))
         guard.warm_up()
         say(f"             for many images: {guard.network.runtime}")
@@ -174,7 +197,10 @@ def fit(
     sure = f"on average over draws of the calibration {noun}s"
     if confidence is not None:
         sure = f"with a probability of {100 * confidence:g} % for this guard"
-    say(f"rate         at most {100 * guard.fpr:g} % of ID {noun}s raise an alarm, {sure}")
+    what = f"ID {noun}s raise an alarm"
+    if dense:
+        what, sure = f"the positions of an ID {noun} raise an alarm", f"on average over {noun}s and {sure[11:]}"
+    say(f"rate         at most {100 * guard.fpr:g} % of {what}, {sure}")
     say(f"threshold    alarm if the score is above {threshold}")
     say(f"guard        -> {out}, {size(out.stat().st_size)}")
     print_json(

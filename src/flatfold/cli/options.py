@@ -148,7 +148,7 @@ PANELS = {
     "Model": "guard model weights pretrained head networks accuracy",
     "Images": (
         "train val test near far ood_val images resize crop squash mean std mode interpolation draft allow_sizes root "
-        "image_column tokenizer text_column max_length label_column labels data "
+        "image_column tokenizer text_column max_length label_column labels masks calibration_masks ignore_index data "
         "limit limit_fit samples shard max_unreadable any_counts read"
     ),
     "Method": (
@@ -347,13 +347,18 @@ class ImageOptions:
     ] = None
     batch_size: BatchSize = 64
 
-    def open(self, place: Path, transform: Transform, labels: str | bool = False) -> ImageSource:
-        """Open images, optionally with labels; a string names the column or array of labels."""
+    def open(
+        self, place: Path, transform: Transform, labels: str | bool = False, masks: Path | None = None
+    ) -> ImageSource:
+        """Open images, optionally with labels, whose column or array a string names, or with masks instead."""
         from ..data.images import open_images
+        from ..data.masks import with_masks
 
         size, column = self.batch_size, self.image_column
         try:
-            return open_images(place, transform, size, labels=labels, root=self.root, images=column)
+            labels = labels if masks is None else False
+            images = open_images(place, transform, size, labels=labels, root=self.root, images=column)
+            return images if masks is None else with_masks(images, masks)
         except ValueError as error:
             hint = "--root, --image-column" + ("" if labels is False else ", --label-column, --no-labels")
             raise ValueError(f"{error} See also the options {hint}.") from error
@@ -675,6 +680,16 @@ def check_out(out: Path, *inputs: Path | None, option: str = "--out") -> None:
         check_writable(out.parent)
 
 
+def check_folder(folder: Path, option: str) -> None:
+    """Raise unless files can be written to a folder, which may not exist yet."""
+    from ..io.files import check_writable
+
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is a file. Choose a folder.", param_hint=option)
+    with invalid_usage(option):
+        check_writable(folder)
+
+
 def check_table(out: Path, *inputs: Path | None) -> None:
     """Raise unless a table of scores can be written to ``out``."""
     from ..scoring.tables import check_out as check_format
@@ -684,11 +699,15 @@ def check_table(out: Path, *inputs: Path | None) -> None:
     check_out(out, *inputs)
 
 
-def check_no_images(transform: TransformOptions, options: ImageOptions | None = None) -> None:
+def check_no_images(
+    transform: TransformOptions, options: ImageOptions | None = None, masks: Path | None = None
+) -> None:
     """Raise if an option for images is given with texts."""
     given = transform.given
     if options is not None:
         given |= {name: getattr(options, name) for name in ("root", "image_column") if getattr(options, name)}
+    if masks is not None:
+        given |= {"masks": masks}
     if given:
         option = f"--{next(iter(given)).replace('_', '-')}"
         raise typer.BadParameter("it applies to images, but the model classifies texts. Remove it.", param_hint=option)

@@ -31,6 +31,7 @@ from .options import (
     TransformOptions,
     With,
     Workers,
+    check_folder,
     check_no_images,
     check_table,
     count_option,
@@ -67,6 +68,13 @@ def score(
     out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
     fpr: Rate = None,
     allow_sizes: AnySize = False,
+    masks: Annotated[
+        Path | None,
+        Option(
+            help="Folder for a PNG of each image, 255 where there is an alarm and else 0, of the size of the image, or "
+            "of the logits if the transform crops. For guards of segmentation networks."
+        ),
+    ] = None,
     shard: Annotated[str | None, Option(help="Part of the images, as i/n; `flatfold join` merges the tables.")] = None,
     resume: Resume = True,
     workers: Workers = None,
@@ -89,6 +97,10 @@ def score(
     Writes a table with one row per input. Columns: path, predicted (the most likely class), score (higher = more
     out-of-distribution), p_value and is_ood. At most a fraction --fpr of ID inputs raises an alarm.
 
+    For a segmentation network, columns are path, share_ood (the share of pixels with an alarm), image_score,
+    image_p_value and image_is_ood (about the image as a whole), and --masks writes the pixels, in the folders and with
+    the names of the images. Images of several sizes need --batch-size 1.
+
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
     command is run again. Images that cannot be read or scored, or whose size was not seen during calibration, are
@@ -105,6 +117,9 @@ def score(
 
     Example: flatfold score photos.parquet --guard guard.safetensors --model torchvision/resnet50 --pretrained DEFAULT
     --device cuda --workers 8 --shard 1/4 --out scores-1.parquet
+
+    Example: flatfold score frames/ --guard guard.safetensors --model nets:segmentation --weights net.pt --masks alarms/
+    --out scores.csv
     """
     from ..scoring.guard_file import read_guard
     from ..scoring.shards import ScoringJob, Shard, compute_parts, score_images
@@ -114,6 +129,8 @@ def score(
     with invalid_usage("--shard"):
         part = Shard() if shard is None else Shard.parse(shard)
     running = execution.execution(workers)
+    if masks is not None:
+        check_folder(masks, "--masks")
     if running.distributed and processes is not None:
         raise typer.BadParameter("on Ray, every actor is a process. Use --actors.", param_hint="--processes")
     if running.distributed and own:
@@ -134,7 +151,7 @@ def score(
         raise typer.BadParameter(
             "it names the words of texts, but the guard was fitted on images.", param_hint="--tokens"
         )
-    job = ScoringJob(file, model.open, source, fpr, running, allow_sizes, explain, tokens)
+    job = ScoringJob(file, model.open, source, fpr, running, allow_sizes, explain, tokens, masks)
     now, start = 0, perf_counter()  # now: images not scored by an earlier run
 
     def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
@@ -175,6 +192,7 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
         scored=summary.scored,
         unreadable=summary.unreadable,
         alarms=monitor.alarms,
+        **({} if monitor.share_ood is None else {"share_ood": monitor.share_ood}),
         **{name: getattr(monitor, name) for name in ("alarm_rate", "alarm_p_value", "drift", "drift_p_value")},
         runtime=summary.runtime,
     )

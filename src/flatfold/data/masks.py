@@ -56,7 +56,7 @@ class MaskedImages(ImageSource):
             raise NotADirectoryError(f"masks must be a folder, but {self.masks} {problem}. Check the path.")
         if not isinstance(source, PathImages) and self.masks.resolve() == source.root.resolve():
             raise ValueError(f"masks must be in a folder of their own, but {masks} is that of the images. Move them.")
-        self.paths = _mask_paths(source) if paths is None else tuple(paths)
+        self.paths = mask_paths(source) if paths is None else tuple(paths)
         missing = [row for row, (_, status) in enumerate(file_statuses(self.masks, self.paths)) if status is None]
         if missing:
             few = "an image has" if len(missing) == 1 else f"{len(missing):,} of {self.rows:,} images have"
@@ -103,7 +103,7 @@ def with_masks(batches: Any, masks: Path | str) -> ImageSource:
     return MaskedImages(batches, masks)
 
 
-def _mask_paths(source: ImageFiles) -> tuple[str, ...]:
+def mask_paths(source: ImageFiles) -> tuple[str, ...]:
     """Return the path of the mask of each image, relative to the folder of the masks."""
     places = tuple(map(os.path.basename, source.paths)) if isinstance(source, PathImages) else source.paths
     if outside := [place for place in places if Path(place).anchor or ".." in Path(place).parts]:

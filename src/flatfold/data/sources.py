@@ -29,6 +29,7 @@ from .transform import InputSizes, Transform
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+SIZES = "height", "width"  # columns with the sizes of decoded images
 MOST_READERS = 4  # threads by default: with more, they would wait for Python's lock
 
 
@@ -119,6 +120,7 @@ class ImageSource(NamedSource):
     noun = "image"
     unreadable = UnreadableImageError
     dtype = torch.float32
+    sized = False  # whether batches have the sizes of the decoded images, as columns height and width
 
     def __init__(self, transform: Transform, batch_size: int) -> None:
         super().__init__(batch_size)
@@ -148,9 +150,9 @@ class ImageSource(NamedSource):
         """Return the given images, in that order, as a source."""
         return ImageSubset(self, rows)
 
-    def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
+    def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | Batch | None, dict[int, str]]:
         """Decode and transform the images; report any that fails or whose size differs from the most frequent one."""
-        prepared, masks, unreadable = {}, {}, {}
+        prepared, masks, decoded, unreadable = {}, {}, {}, {}
         for row in rows:
             try:
                 name, picture = self.picture(row)
@@ -161,6 +163,7 @@ class ImageSource(NamedSource):
                     if self.masked:
                         masks[row] = self.mask(row, picture)
                     prepared[row] = name, pixels
+                    decoded[row] = picture.size[::-1] if isinstance(picture, Image.Image) else picture.shape[:2]
                 except ValueError as error:  # too small for the crop, or 16 bits: other images may be fine
                     unreadable[row] = f"{name}: {error}"
             except UnreadableImageError as error:
@@ -175,6 +178,9 @@ class ImageSource(NamedSource):
         for out, pixels in zip(values, kept.values(), strict=True):
             self.transform.normalise(pixels, out)
         x = torch.from_numpy(values).to(self.dtype)
+        if self.sized:
+            sizes = torch.tensor([decoded[row] for row in kept]).T
+            return Batch((x,), {}, None, len(x), columns=dict(zip(SIZES, sizes, strict=True))), unreadable
         if self.masked:
             return (x, torch.from_numpy(np.stack([masks[row] for row in kept]).astype(np.int64))), unreadable
         return x if self.labels is None else (x, self.labels[list(kept)]), unreadable
@@ -188,7 +194,7 @@ class ImageSubset(ImageSource):
         self.source, self.rows, self.dtype = source, len(rows), source.dtype
         self.chosen = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
-        self.label_classes, self.masked = source.label_classes, source.masked
+        self.label_classes, self.masked, self.sized = source.label_classes, source.masked, source.sized
 
     def mask(self, row: int, picture: Image.Image | NDArray[np.uint8]) -> NDArray[np.int32]:
         """Return the mask of an image of the source."""

@@ -92,8 +92,11 @@ class Dense(Averaged):
     def from_inputs(self) -> bool:  # noqa: D102
         return False
 
-    def maps(self, record: Record) -> Maps | None:
-        """Return features and logits at every position; None if the calls do not give what the model returned."""
+    def maps(self, record: Record, compared: bool = True) -> Maps | None:
+        """Return features and logits at every position; None if the calls do not give what the model returned.
+
+        Values are not ``compared`` in a graph, which cannot branch on them.
+        """
         calls = [record.of(name)[-1:] for name in self.layers]
         if not all(calls) or self.output >= len(record.outputs):
             return None
@@ -107,14 +110,15 @@ class Dense(Averaged):
         if (size != grid) if self.resize == "none" else (len(grid) != 2 or not outputs.is_floating_point()):
             return None
         logits = first if len(readings) == 1 else torch.stack([each.logits for each in readings]).sum(dim=0)
+        maps = Maps(torch.cat([each.features for each in readings], dim=-1), logits, outputs)
+        if not compared:
+            return maps
         # One input shows whether the model has done the same with this batch.
         given = resized(logits[:1].movedim(-1, 1).float(), size, self.resize)
         allowed = max(ROUNDING[first.dtype], ROUNDING[outputs.dtype]) * given.nan_to_num().norm()
         wanted = outputs[:1].to(given)
         error = torch.where(given.isnan() & wanted.isnan(), 0.0, given - wanted)
-        if not error.norm() <= allowed:
-            return None
-        return Maps(torch.cat([each.features for each in readings], dim=-1), logits, outputs)
+        return maps if error.norm() <= allowed else None
 
     def read(self, record: Record) -> Reading | None:
         """Return features and logits with one row per position of the grid."""

@@ -22,7 +22,8 @@ from ..core.bank import as_two_classes
 from ..data.batch import Batch
 from ..errors import UnsupportedHeadError, cause
 from .calls import COMPILED, call_of, evaluating, first_argument, outputs_of, spatial_axes
-from .heads import MASK, FoundHead, module_named
+from .dense import Dense
+from .heads import MASK, DensePass, FoundHead, Pass, module_named
 from .relations import Record
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class HeadModule(nn.Module):
     def __init__(self, model: nn.Module, found: FoundHead) -> None:
         super().__init__()
         self.model = _without_compilation(copy_around_memory(model))
-        self._relation = found.relation
+        self._relation, self._dtype = found.relation, found.head.weight.dtype
         self._calls: list[tuple[Tensor, str, int, Tensor, Tensor]] = []
         for name in found.relation.layers:
             layer = module_named(self.model, name)
@@ -65,8 +66,11 @@ class HeadModule(nn.Module):
             layer.register_forward_hook(partial(self._record_call, name, spatial_axes(layer)), with_kwargs=True)
         self.eval()
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return features ``(n, d)`` and logits ``(n, c)`` of a batch; arguments are those of the model."""
+    def forward(self, *args: Any, **kwargs: Any) -> Pass:
+        """Return features ``(n, d)`` and logits ``(n, c)`` of a batch; arguments are those of the model.
+
+        Of a model with logits at every position it is a :class:`~flatfold.network.heads.DensePass`.
+        """
         self._calls.clear()  # an earlier batch may have failed half-way
         returned = outputs_of(self.model(*args, **kwargs))
         # Not len(), which makes the batch size a constant during tracing.
@@ -76,14 +80,21 @@ class HeadModule(nn.Module):
         given = [call for each in returned for output, call in calls if output is each]
         seen = [call for _, call in calls]
         record = Record(self._relation.layers, seen, returned, rows, kwargs.get(MASK), given)
-        reading = self._relation.read_in_graph(record)
+        result = self._result(record)
         self._calls.clear()
-        if reading is None:
+        if result is None:
+            rows_of = "" if isinstance(self._relation, Dense) else ", with one row of features per input,"
             raise UnsupportedHeadError(
-                f"{self._relation} in the first batch, with one row of features per input, but not in this one. Pass "
-                "inputs like those that the guard was fitted on."
+                f"{self._relation} in the first batch{rows_of} but not in this one. Pass inputs like those that the "
+                "guard was fitted on."
             )
-        return reading.features, as_two_classes(reading.logits, dim=1)
+        return result
+
+    def _result(self, record: Record) -> Pass | None:
+        if isinstance(self._relation, Dense):
+            return DensePass.read(self._relation, record, self._dtype, compared=False)
+        reading = self._relation.read_in_graph(record)
+        return None if reading is None else Pass(reading.features, as_two_classes(reading.logits, dim=1))
 
     def train(self, mode: bool = True) -> Self:
         """Ignore ``mode``: this module always runs in evaluation mode."""
@@ -219,11 +230,20 @@ def _onnx_searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     if any(options.values()):
         raise NotImplementedError(f"searchsorted with {', '.join(key for key, on in options.items() if on)}")
     op = import_module("onnxscript").opset18
-    by_row = len(sorted_sequence.shape) > 1  # a row of sorted values for each row of values
-    values = self if by_row else op.Unsqueeze(self, [1])
     # "Not at least" instead of "below": a NaN sorts after all values, as in torch.
-    before = op.Not(op.GreaterOrEqual(sorted_sequence, values))
-    return op.ReduceSum(op.Cast(before, to=INT64), [1], keepdims=int(by_row))
+    if len(sorted_sequence.shape) > 1:  # a row of sorted values for each row of values
+        before = op.Not(op.GreaterOrEqual(sorted_sequence, self))
+        return op.ReduceSum(op.Cast(before, to=INT64), [1], keepdims=1)
+    # A binary search, because values may be those of all positions of images: a table of all pairs would be huge.
+    size = int(sorted_sequence.shape[0])
+    count = op.Expand(op.Constant(value_int=0), op.Shape(self))
+    for power in reversed(range(size.bit_length())):
+        more = op.Add(count, op.Constant(value_int=2**power))
+        last = op.Min(op.Sub(more, op.Constant(value_int=1)), op.Constant(value_int=size - 1))
+        before = op.Not(op.GreaterOrEqual(op.Gather(sorted_sequence, last), self))
+        inside = op.LessOrEqual(more, op.Constant(value_int=size))
+        count = op.Where(op.And(before, inside), more, count)
+    return count
 
 
 # torch 2.6 matches arguments by the names of its own operator, and accepts None for those with a default.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import prod
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -168,9 +169,12 @@ class DensePass(Pass):
     counted: Tensor | None
 
     @classmethod
-    def read(cls, relation: Dense, record: Record, dtype: torch.dtype) -> Self | None:
-        """Return what a record holds, with features in a ``dtype``; None if it is not of this relation."""
-        maps = relation.maps(record)
+    def read(cls, relation: Dense, record: Record, dtype: torch.dtype, compared: bool = True) -> Self | None:
+        """Return what a record holds, with features in a ``dtype``; None if it is not of this relation.
+
+        Values are not ``compared`` in a graph.
+        """
+        maps = relation.maps(record, compared)
         if maps is None:
             return None
         result = cls(maps.features.flatten(0, -2).to(dtype), as_two_classes(maps.logits.flatten(0, -2), dim=1))
@@ -185,6 +189,15 @@ class DensePass(Pass):
     def size(self) -> tuple[int, ...]:
         """The size of the logits that the model returned, ``(H, W)`` or ``(T,)``."""
         return tuple(self.outputs.shape[1:-1] if self.channels_last else self.outputs.shape[2:])
+
+    def select(self, kept: Tensor) -> DensePass:
+        """Return the result of some of the inputs, a mask ``(n,)``."""
+        rows = kept.repeat_interleave(prod(self.grid[1:]))
+        result = type(self)(self.features[rows], self.logits[rows])
+        result.grid, result.outputs = (int(kept.sum()), *self.grid[1:]), self.outputs[kept]
+        result.channels_last = self.channels_last
+        result.counted = None if self.counted is None else self.counted[kept]
+        return result
 
 
 def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHead:

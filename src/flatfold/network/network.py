@@ -199,11 +199,6 @@ class Network:
 
     def as_module(self) -> HeadModule:
         """Return the model as one module that outputs features and logits, for graphs and compilers."""
-        if self.dense:
-            raise ValueError(
-                "a model with logits at every position cannot become one module with features yet. Use the guard "
-                "itself, or a classifier of whole inputs."
-            )
         if self.dtype is not None:
             raise ValueError(
                 f"this guard runs in {self.dtype}, which is not part of the model's graph. Fit it without dtype= "

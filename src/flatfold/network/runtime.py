@@ -48,6 +48,9 @@ class Runtime(ABC):
 
     name: ClassVar[RuntimeName]
 
+    def __str__(self) -> str:
+        return self.name
+
     @abstractmethod
     def __call__(self, batch: Batch) -> Pass:
         """Return the features and logits of a batch."""

@@ -328,13 +328,13 @@ def _split(loader: Iterator[Any], masks: bool = False) -> Iterator[Batch]:
             yield batch
 
 
-def labelled_batches(batches: Iterable[Any], loading: Loading) -> Iterator[Batch]:
+def labelled_batches(batches: Iterable[Any], loading: Loading, title: str | None = TITLE) -> Iterator[Batch]:
     """Yield the batches that hold an input, whose labels may be masks; leave out what cannot be read."""
     if not isinstance(batches, Source):
         yield from _split(iter(batches), True)
         return
     unreadable: dict[int, str] = {}
-    for _, batch, reasons in read_batches(batches, title=TITLE, workers=loading.workers, masks=True):
+    for _, batch, reasons in read_batches(batches, title=title, workers=loading.workers, masks=True):
         unreadable |= reasons
         if reasons:
             check_share(unreadable, batches, loading.max_unreadable)

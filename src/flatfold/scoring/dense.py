@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,26 +14,22 @@ from torch.nn.functional import interpolate
 
 from ..core.hessian import row_chunks
 from ..core.validation import check_finite
-from ..data.batch import Batch, is_batch, split_batch
-from ..data.labels import indices_or_masks
+from ..data.batch import Batch, is_batch
 from ..data.loading import Loading
 from ..detectors.base import Detector
 from ..display.numbers import count, rate
 from ..network.execution import Execution
+from ..network.graph import copy_around_memory
 from ..network.heads import DensePass
 from ..network.network import Network
 from ..passes.extract import EveryPositionError, labelled_batches
 from .calibrated import CalibratedDetector, Verdict, check_rate
 from .fitting import FitResult
-from .guard import Guard
+from .guard import Guard, GuardModule
 from .guard_file import save_guard
+from .monitor import Monitor
 from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
-
-if TYPE_CHECKING:
-    from .explanation import Explanations
-    from .export import Layout, Parity
-    from .guard import GuardModule
-    from .monitor import Monitor
+from .regions import Regions, find_regions
 
 ALARM = (220, 38, 38)  # the colour of an alarm in a picture
 SHARE = 0.5  # of that colour in the picture
@@ -52,6 +48,7 @@ class DenseVerdict(Verdict):
         is_ood: Likewise, bool, True at positions with an alarm. Padding has none.
     """
 
+    _image_score: Tensor
     _image_p_value: Tensor
     _image_is_ood: Tensor
     _fpr: float | None = None
@@ -59,11 +56,16 @@ class DenseVerdict(Verdict):
 
     @classmethod
     def of(cls, maps: Iterable[Tensor], images: Sequence[Tensor], fpr: float | None, channels_last: bool) -> Self:
-        """Create the verdict with these maps, and p-values and decisions of whole images."""
+        """Create the verdict with these maps, and scores, p-values and decisions of whole images."""
         verdict = cls(*maps)
-        verdict._image_p_value, verdict._image_is_ood = images
+        verdict._image_score, verdict._image_p_value, verdict._image_is_ood = images
         verdict._fpr, verdict._channels_last = fpr, channels_last
         return verdict
+
+    @property
+    def image_score(self) -> Tensor:
+        """``(n,)``, the score of an image as a whole: a high quantile of those of its positions."""
+        return self._image_score
 
     @property
     def image_p_value(self) -> Tensor:
@@ -76,6 +78,10 @@ class DenseVerdict(Verdict):
         return self._image_is_ood
 
     @property
+    def _images(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._image_score, self._image_p_value, self._image_is_ood
+
+    @property
     def fpr(self) -> float | None:
         """The false-alarm rate of the guard."""
         return self._fpr
@@ -86,9 +92,13 @@ class DenseVerdict(Verdict):
         return self.logits.argmax(dim=-1 if self._channels_last else 1)
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the columns of a table with a row per image: the share of alarms, p-value and decision."""
-        share = self.is_ood.flatten(1).double().mean(dim=1)
-        columns = {"share_ood": share, "image_p_value": self.image_p_value, "image_is_ood": self.image_is_ood}
+        """Return the columns of a table with a row per image: the share of alarms, score, p-value and decision."""
+        columns = {
+            "share_ood": self.is_ood.flatten(1).double().mean(dim=1),
+            "image_score": self.image_score,
+            "image_p_value": self.image_p_value,
+            "image_is_ood": self.image_is_ood,
+        }
         return {name: values.detach().cpu() for name, values in columns.items()}
 
     def __repr__(self) -> str:
@@ -106,10 +116,10 @@ class DenseVerdict(Verdict):
 
         columns = {name: values.tolist() for name, values in self.columns().items()}
         rows = [
-            (str(row), f"{100 * share:.1f} %", f"{p_value:.2g}", "alarm" * alarm)
-            for row, (share, p_value, alarm) in enumerate(zip(*columns.values(), strict=True))
+            (str(row), f"{100 * share:.1f} %", f"{score:.4g}", f"{p_value:.2g}", "alarm" * alarm)
+            for row, (share, score, p_value, alarm) in enumerate(zip(*columns.values(), strict=True))
         ]
-        return Table(("row", *columns), rows, repr(self), left=(3,)).html([])
+        return Table(("row", *columns), rows, repr(self), left=(4,)).html([])
 
 
 class DenseGuard(Guard):
@@ -160,38 +170,33 @@ class DenseGuard(Guard):
                 "[guard(x) for x in guard.batches(data)]."
             )
         first, joined = verdicts[0], (torch.cat([*column]).cpu() for column in zip(*verdicts, strict=True))
-        images = zip(*((each.image_p_value, each.image_is_ood) for each in verdicts), strict=True)
+        images = zip(*(each._images for each in verdicts), strict=True)
         return DenseVerdict.of(joined, [torch.cat(each).cpu() for each in images], first.fpr, first._channels_last)
 
     def _batches(self, data: Any) -> Iterator[Batch]:
-        return _split([data] if is_batch(data) else self.batches(data))
+        batches = [data] if is_batch(data) else self.batches(data)
+        return labelled_batches(batches, self.loading, None)
 
-    @torch.no_grad()
-    def _decide(self, batch: Batch) -> DenseVerdict:
+    def _run(self, batch: Batch) -> DensePass:
         result = self.network.run(batch)
         assert isinstance(result, DensePass)
         check_finite(result.features, "features")
-        if self.calibration.scores.device != result.features.device:
-            self.calibrated.to(result.features.device)
-            self.images.calibration.to(result.features.device)
-        parts = [
-            self.calibrated(result.features[part], result.logits[part])
-            for part in row_chunks(len(result.features), AT_ONCE)
-        ]
-        score, p_value, is_ood = (torch.cat(column).reshape(result.grid) for column in zip(*parts, strict=True))
-        if result.counted is not None:
-            counted = result.counted.to(score.device)
-            p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
-        rows = range(batch.rows)
-        numbers = torch.stack(
-            [
-                self.images.of_map(score[row], None if result.counted is None else result.counted[row], result.size)
-                for row in rows
-            ]
-        )
-        maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
-        images = self.images.calibration(numbers)
-        return DenseVerdict.of((result.outputs, *maps), images, self.fpr, result.channels_last)
+        return result
+
+    def _follow(self, device: torch.device) -> None:
+        if self.calibration.scores.device != device:
+            self.calibrated.to(device)
+            self.images.calibration.to(device)
+
+    def _decide(self, batch: Batch) -> DenseVerdict:
+        return self.decide(self._run(batch))
+
+    @torch.no_grad()
+    def decide(self, result: DensePass) -> DenseVerdict:
+        """Return the verdict on a batch that the model has run on."""
+        self._follow(result.features.device)
+        outputs = decide(result, self.calibrated, self.images)
+        return DenseVerdict.of(outputs[:4], outputs[4:], self.fpr, result.channels_last)
 
     def overlay(self, image: Any) -> Image.Image:
         """Return a picture of an image, as the model sees it, with the positions that raise an alarm in red.
@@ -207,9 +212,13 @@ class DenseGuard(Guard):
                 f"an overlay is made of one image, (1, 3, h, w) or (1, 1, h, w), got {tuple(x.shape)}. Give one of "
                 "them: guard.overlay(x[:1])."
             )
-        alarms = at_size(self._decide(batch).is_ood, x.shape[2:])[0].cpu().numpy()
-        pixels = self._pixels(x[0].detach().cpu().float())
-        pixels[alarms] = (1 - SHARE) * pixels[alarms] + SHARE * np.array(ALARM)
+        return self.picture(x[0], self._decide(batch).is_ood[0])
+
+    def picture(self, x: Tensor, alarms: Tensor) -> Image.Image:
+        """Return a picture of a prepared image ``(c, h, w)`` with its alarms, of any size, in red."""
+        red = at_size(alarms[None], x.shape[1:])[0].cpu().numpy()
+        pixels = self._pixels(x.detach().cpu().float())
+        pixels[red] = (1 - SHARE) * pixels[red] + SHARE * np.array(ALARM)
         return Image.fromarray(pixels.round().astype(np.uint8))
 
     def _pixels(self, x: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -227,46 +236,108 @@ class DenseGuard(Guard):
         self.network.check_unchanged()
         save_guard(Path(path), self.network, self.calibrated, self.loading, self.images)
 
-    def export(self, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
-        """Refuse: graphs have one row of features per input."""
-        self._refuse("written as a graph for other runtimes")
+    def as_module(self) -> DenseModule:
+        """Return model and detector as one module, which returns :class:`DenseOutputs`."""
+        self.network.check_unchanged()
+        return DenseModule(self.network, self.calibrated, self.images)
 
-    def as_module(self) -> GuardModule:
-        """Refuse: modules have one row of features per input."""
-        self._refuse("made one module with the model")
+    @torch.no_grad()
+    def explain(  # type: ignore[override]  # an image has several regions
+        self, data: Any, names: Sequence[str] | None = None, pairs: int = 3, regions: int = 3
+    ) -> Regions:
+        """Explain the alarms of each image: connected regions, each with its share of the image and a sentence.
 
-    def explain(
-        self, data: Any, names: Sequence[str] | None = None, pairs: int = 3, *, tokens: bool = False
-    ) -> Explanations:
-        """Refuse: explanations are of inputs, not of positions."""
-        self._refuse("explained")
+        The sentence is about the most unusual position of a region; see :class:`~flatfold.Explanation`.
+
+        Args:
+            data: As in a call.
+            names: Names of the classes, in the order of the logits.
+            pairs: Number of pairs of classes to include.
+            regions: Number of regions of an image, the largest first.
+        """
+        found = Regions()
+        for batch in self._batches(data):
+            result = self._run(batch)
+            self._follow(result.features.device)
+            maps = decide_on_grid(result, self.calibrated)
+            found += find_regions(result, maps, self.detector, names, pairs, regions)
+        return found
 
     def monitor(self, data: Any = None) -> Monitor:
-        """Refuse: the positions of one image are no independent inputs."""
-        self._refuse("monitored")
+        """Create a monitor of a stream, which counts images; update it with ``monitor.add(guard(x))``.
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(
-            f"a guard for every position cannot be {what} yet: {self.network.found.relation}. Call the guard itself, "
-            "and save it to a file."
-        )
+        The positions of one image depend on each other, so the evidence of a change is about images as a whole. The
+        monitor also has the mean share of alarmed positions, ``share_ood``.
+
+        Args:
+            data: Inputs to begin with, as in a call; memory use does not grow with their number. By default none.
+        """
+        monitor = Monitor.of(CalibratedDetector(self.detector, self.images.calibration), positions=True)
+        for batch in () if data is None else self._batches(data):
+            monitor.add(self._decide(batch))
+        return monitor
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Guard(", "DenseGuard(", 1).replace("calibration group", "calibration image")
 
 
-def _split(batches: Iterable[Any]) -> Iterator[Batch]:
-    """Return the batches that hold an input; their labels may be masks."""
-    return (batch for raw in batches if (batch := split_batch(raw, indices_or_masks)).rows)
+class DenseOutputs(NamedTuple):
+    """What a graph of a guard for every position returns: the maps of a :class:`DenseVerdict`, and those of images."""
+
+    logits: Tensor
+    """``(n, c, H, W)`` or ``(n, T, c)``."""
+    score: Tensor
+    """``(n, H, W)`` or ``(n, T)``, as all maps."""
+    p_value: Tensor
+    is_ood: Tensor
+    image_score: Tensor
+    """``(n,)``, as all numbers of images."""
+    image_p_value: Tensor
+    image_is_ood: Tensor
+
+
+def decide(result: DensePass, calibrated: CalibratedDetector, images: Images) -> DenseOutputs:
+    """Return all maps and numbers of a batch that the model has run on."""
+    score, p_value, is_ood = decide_on_grid(result, calibrated)
+    numbers = images.of_maps(score, result.counted, result.size)
+    maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
+    return DenseOutputs(result.outputs, *maps, numbers, *images.calibration(numbers))
+
+
+def decide_on_grid(result: DensePass, calibrated: CalibratedDetector) -> tuple[Tensor, Tensor, Tensor]:
+    """Return score, p-value and decision ``(n, *grid)`` at the positions of the layer."""
+    rows = (result.features, result.logits)
+    chunks = [slice(None)] if torch.compiler.is_compiling() else row_chunks(len(result.features), AT_ONCE)
+    parts = [calibrated(*(values[part] for values in rows)) for part in chunks]
+    score, p_value, is_ood = (torch.cat(column).reshape(result.grid) for column in zip(*parts, strict=True))
+    if result.counted is not None:
+        counted = result.counted.to(score.device)
+        p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
+    return score, p_value, is_ood
 
 
 def _smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return scores ``(n, *grid)`` at another size; bilinear, unless this would make all of its neighbours NaN."""
-    if tuple(score.shape[1:]) == size:
-        return score
-    if score.ndim != 3 or not score.isfinite().all():
-        return at_size(score, size)
-    return interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    """Return scores ``(n, *grid)`` at another size: bilinear, unless this would make neighbours of one NaN."""
+    near = at_size(score, size)
+    if tuple(score.shape[1:]) == size or score.ndim != 3:
+        return near
+    smooth = interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    return smooth.where(score.isfinite().flatten(1).all(dim=1)[:, None, None], near)
+
+
+class DenseModule(GuardModule):
+    """``x -> DenseOutputs`` in plain torch."""
+
+    def __init__(self, network: Network, calibrated: CalibratedDetector, images: Images) -> None:
+        super().__init__(network, calibrated)
+        self.of_images = copy_around_memory(images.calibration)
+        self.pixels, self.level = images.pixels, images.level
+
+    def forward(self, *args: Any, **kwargs: Any) -> DenseOutputs:  # type: ignore[override]
+        """Return the verdict on a batch; arguments are those of the model."""
+        result = self.network(*args, **kwargs)
+        assert isinstance(result, DensePass)
+        return decide(result, self.calibrated, Images(self.pixels, self.level, self.of_images))
 
 
 def fit_dense(

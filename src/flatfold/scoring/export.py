@@ -37,12 +37,16 @@ from ..network.graph import (
     trace,
     write_onnx,
 )
+from ..network.heads import DensePass, Pass
 from .calibrated import ROUNDING, Calibration, Verdict, spread_of
+from .dense import DenseGuard, DenseOutputs, decide, decide_on_grid
+from .positions import at_size
 
 if TYPE_CHECKING:
     from .guard import Guard
 
 MOST = 1024  # inputs to compare on
+MOST_MAPS = 8  # of models with logits at every position
 SIZES = (1, 7, 64)  # batch sizes to compare on
 TOLERANCE = ROUNDING
 P_VALUE_ROUNDING = 1e-6  # of a p-value in float32
@@ -104,6 +108,9 @@ def export(guard: Guard, path: Path | str, inputs: Any, *, layout: Layout | None
         program = torch.export.load("model.pt2", extra_files=extra)
         logits, score, p_value, is_ood = program.module()(x)
 
+    The graph of a guard for every position is for images of one size and also returns image_score, image_p_value and
+    image_is_ood (:class:`~flatfold.scoring.dense.DenseOutputs`).
+
     With ``layout="triton"``, ``path`` is a model repository of the Triton Inference Server; the ONNX graph is written
     to ``NAME/1/model.onnx``, with a ``NAME/config.pbtxt``. An existing model gets the next version and keeps its
     configuration, which must name the same inputs and outputs. With ``layout="mlflow"``, ``path`` becomes the folder of
@@ -129,7 +136,7 @@ def export(guard: Guard, path: Path | str, inputs: Any, *, layout: Layout | None
     """
     target = find_target(Path(path), layout, name)
     file = FORMATS[target.suffix]
-    batch = _collect_inputs(guard, inputs)
+    batch = _collect_inputs(guard, inputs, MOST if not guard.network.dense else MOST_MAPS)
     program = trace(guard.as_module(), batch)
     with LAYOUTS[layout](Path(path), target) as partial:
         file.write(partial, guard, program, batch)
@@ -174,14 +181,14 @@ def find_target(path: Path, layout: Layout | None = None, name: str = "guard") -
     return path if layout is None else path / GRAPH
 
 
-def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
+def _collect_inputs(guard: Guard, inputs: Any, most: int) -> Batch:
     """Join the first inputs of the data into one batch, on the model's device and without labels."""
     batches: list[Batch] = []
     rows = 0
     for raw in guard.batches(inputs):
         batches.append(split_batch(raw)._replace(labels=None))
         rows += batches[-1].rows
-        if rows >= MOST:
+        if rows >= most:
             break
     if rows < 2:
         raise ValueError(f"validating an export needs at least 2 real inputs, got {rows}. Pass a few hundred.")
@@ -200,7 +207,7 @@ def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
 
     args = (join("x"),) if batches[0].args else ()
     with evaluating(guard.model) as device:
-        return Batch(args, {name: join(name) for name in batches[0].kwargs}, None, rows).part(0, MOST).to(device)
+        return Batch(args, {name: join(name) for name in batches[0].kwargs}, None, rows).part(0, most).to(device)
 
 
 def _describe(guard: Guard) -> dict[str, Any]:
@@ -217,6 +224,7 @@ def _describe(guard: Guard) -> dict[str, Any]:
         "weights_sha256": guard.network.weights,
         "head": guard.network.found.name,
         "transform": None if guard.transform is None else guard.transform.as_dict(),
+        **({"image_threshold": guard.images.calibration.threshold.tolist()} if isinstance(guard, DenseGuard) else {}),
     }
 
 
@@ -228,37 +236,71 @@ def compare(guard: Guard, runtime: ExportedGraph, batch: Batch) -> Parity:
     undecidable = torch.zeros(batch.rows, dtype=torch.bool)
     for size in track(sizes, "comparing"):
         parts = [batch.part(start, start + size) for start in range(0, batch.rows, size)]
-        expected = _join_verdicts([guard((part.args[0] if part.args else part.kwargs,)) for part in parts])
-        given = _join_verdicts([runtime(part) for part in parts])
-        errors, near = _compare_verdicts(expected, given, calibration, f"in batches of {size}")
+        where = f"in batches of {size}"
+        given = _join([runtime(part) for part in parts])
+        if isinstance(guard, DenseGuard):
+            errors, near = _compare_maps(guard, [guard.network.run(part) for part in parts], given, calibration, where)
+        else:
+            expected = Verdict(*_join([guard((part.args[0] if part.args else part.kwargs,)) for part in parts]))
+            errors, near = _compare_verdicts(expected, Verdict(*given), calibration, where)
         logits, score = max(logits, errors["logits"]), max(score, errors["score"])
         undecidable |= near
     return Parity(batch.rows, sizes, logits, score, int(undecidable.sum()))
 
 
-def _join_verdicts(verdicts: list[Iterable[Any]]) -> Verdict:
-    """Concatenate verdicts, in float64 on the CPU."""
-    columns = zip(*verdicts, strict=True)
-    return Verdict(*(torch.cat([torch.as_tensor(part).cpu().double() for part in column]) for column in columns))
+def _join(outputs: list[Iterable[Any]]) -> list[Tensor]:
+    """Concatenate the outputs of several batches, in float64 on the CPU."""
+    columns = zip(*outputs, strict=True)
+    return [torch.cat([torch.as_tensor(part).cpu().double() for part in column]) for column in columns]
+
+
+@torch.no_grad()
+def _compare_maps(
+    guard: DenseGuard, results: list[Pass], given: list[Tensor], calibration: Calibration, where: str
+) -> tuple[dict[str, float], Tensor]:
+    """Return the largest errors of maps and of images, and a mask of images with something undecidable."""
+    passes = [result for result in results if isinstance(result, DensePass)]
+    expected = _join([decide(result, guard.calibrated, guard.images) for result in passes])
+    for name, ours, theirs in zip(DenseOutputs._fields, expected, given, strict=True):
+        _check_shape(name, ours, theirs, where)
+    # Decisions are those of the nearest position, scores are interpolated.
+    (nearest,) = _join([[at_size(decide_on_grid(result, guard.calibrated)[0], result.size)] for result in passes])
+    channels = 1 if not passes[0].channels_last else -1
+    padding = torch.ones_like(nearest, dtype=torch.bool)
+    if passes[0].counted is not None:
+        padding = torch.cat([each.counted.cpu() for each in passes if each.counted is not None])
+
+    def rows(values: list[Tensor]) -> Verdict:
+        logits, *maps = values[:4]
+        return Verdict(*(each[padding] for each in (logits.movedim(channels, -1), *maps)))
+
+    errors, near = _compare_verdicts(rows(expected), rows(given), calibration, where, nearest[padding])
+    numbers, others = (Verdict(torch.zeros(len(nearest), 2), *values[4:]) for values in (expected, given))
+    of_images, unclear = _compare_verdicts(numbers, others, deepcopy(guard.images.calibration).cpu().double(), where)
+    at = padding.clone()
+    at[padding] = near
+    errors["score"] = max(errors["score"], of_images["score"])
+    return errors, unclear | at.flatten(1).any(dim=1)
 
 
 def _compare_verdicts(
-    expected: Verdict, given: Verdict, calibration: Calibration, where: str
+    expected: Verdict, given: Verdict, calibration: Calibration, where: str, decided: Tensor | None = None
 ) -> tuple[dict[str, float], Tensor]:
-    """Return the largest errors and a mask of undecidable inputs; raise MismatchError beyond rounding errors."""
+    """Return the largest errors and a mask of undecidable inputs; raise MismatchError beyond rounding errors.
+
+    ``decided`` are the scores that p-values and decisions are about, if they are others.
+    """
     for name, ours, theirs in zip(Verdict._fields, expected, given, strict=True):
-        if ours.shape != theirs.shape:
-            raise MismatchError(
-                f"the exported graph returns {name} of shape {tuple(theirs.shape)} {where}, not {tuple(ours.shape)}."
-            )
-    allowed = TOLERANCE * expected.score.abs().clamp_min(spread_of(calibration.scores))
+        _check_shape(name, ours, theirs, where)
+    decided = expected.score if decided is None else decided
+    allowed = TOLERANCE * torch.maximum(expected.score.abs(), decided.abs()).clamp_min(spread_of(calibration.scores))
     largest = expected.logits.abs().amax(dim=1)
     predicted = expected.predicted
     top = expected.logits.topk(min(2, expected.logits.shape[1]), dim=1).values
     tied = (top[:, 0] - top[:, -1] <= 2 * TOLERANCE * largest) & calibration.per_class  # another threshold may apply
     threshold = calibration.threshold[predicted if calibration.per_class else 0]
-    undecidable = tied | ((expected.score - threshold).abs() <= allowed)
-    highest, lowest = (calibration(expected.score + shift, predicted)[0] for shift in (-allowed, allowed))
+    undecidable = tied | ((decided - threshold).abs() <= allowed)
+    highest, lowest = (calibration(decided + shift, predicted)[0] for shift in (-allowed, allowed))
     inside = (given.p_value >= lowest - P_VALUE_ROUNDING) & (given.p_value <= highest + P_VALUE_ROUNDING)
     errors = {
         "logits": _relative((expected.logits - given.logits).abs().amax(dim=1), largest),
@@ -278,6 +320,13 @@ def _compare_verdicts(
     return {name: float(values.max()) for name, values in errors.items()}, undecidable
 
 
+def _check_shape(name: str, ours: Tensor, theirs: Tensor, where: str) -> None:
+    if ours.shape != theirs.shape:
+        raise MismatchError(
+            f"the exported graph returns {name} of shape {tuple(theirs.shape)} {where}, not {tuple(ours.shape)}."
+        )
+
+
 def _relative(difference: Tensor, scale: Tensor) -> Tensor:
     """Return relative errors: 0 where values are equal, infinite where only one is NaN."""
     return torch.where(difference == 0, 0.0, difference / scale).nan_to_num(nan=torch.inf)
@@ -288,7 +337,8 @@ def _write_onnx(path: Path, guard: Guard, program: ExportedProgram, batch: Batch
         f"flatfold.{key}": value if isinstance(value, str) else json.dumps(value)
         for key, value in _describe(guard).items()
     }
-    write_onnx(path, program, batch, Verdict._fields, facts)
+    outputs = DenseOutputs._fields if guard.network.dense else Verdict._fields
+    write_onnx(path, program, batch, outputs, facts)
 
 
 def _write_program(path: Path, guard: Guard, program: ExportedProgram, batch: Batch) -> None:

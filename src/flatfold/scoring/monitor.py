@@ -28,6 +28,7 @@ QUANTILES = 128  # bins of ID inputs
 STEPS = 32  # bins between the largest score of an ID input and the largest possible score
 LEVEL = 0.01  # significance level in text
 SMALLEST = 1e-300  # smaller p-values are not distinguished in text
+SHARE = 10**6  # shares of positions are counted in millionths, so that sums do not depend on the order
 LARGEST = 2**53 - 1  # larger counts would be rounded by other JSON readers
 
 REFERENCE = (
@@ -113,6 +114,7 @@ class Monitor(
     _alarms: tuple[Count, ...]  # alarms in each group
     _stream: tuple[Count, ...]  # inputs of the stream in each bin
     _confidence: Annotated[float, Meta(gt=0, lt=1)] | None = None  # of the false-alarm rate, if set
+    _shares: Count | None = None  # sum of the shares of alarms in images, of a guard for every position
 
     def __post_init__(self) -> None:
         bins, groups = len(self._edges) - 1, len(self._calibrated)
@@ -124,12 +126,17 @@ class Monitor(
         if sum(self._known) != sum(self._calibrated) or min(self._allowed) < 1:
             raise ValueError("the counts of the calibration data are inconsistent")
         more = any(a > n for a, n in zip(self._alarms, self._seen, strict=True))
+        if self._shares is not None and (groups > 1 or self._shares > SHARE * self.seen):
+            raise ValueError("the shares of positions are inconsistent")
         if self.seen != sum(self._stream) or self.seen > LARGEST or more:
             raise ValueError("the counts of the stream are inconsistent")
 
     @classmethod
-    def of(cls, calibrated: CalibratedDetector) -> Self:
-        """Create an empty monitor for the verdicts of ``calibrated``."""
+    def of(cls, calibrated: CalibratedDetector, positions: bool = False) -> Self:
+        """Create an empty monitor for the verdicts of ``calibrated``.
+
+        With ``positions``, verdicts have a decision at every position, and ``calibrated`` is about images as a whole.
+        """
         calibration, fpr = calibrated.calibration, float(calibrated.calibration.fpr)
         padded, counts = calibration.scores.detach().cpu().double(), calibration.counts.cpu()
         each = calibration.above + 1
@@ -145,7 +152,8 @@ class Monitor(
         known = tuple(bin_counts(scores, edges).tolist())
         none, empty = (0,) * len(counts), (0,) * len(known)
         groups = tuple(counts.tolist())
-        return cls(digest.hexdigest(), fpr, groups, finite, known, none, none, empty, calibration.confidence)
+        stream = (none, none, empty, calibration.confidence, 0 if positions else None)
+        return cls(digest.hexdigest(), fpr, groups, finite, known, *stream)
 
     @property
     def _bounds(self) -> NDArray[np.float64]:
@@ -162,15 +170,29 @@ class Monitor(
         """Count the verdict on a batch, which may be empty and on any device."""
         if not isinstance(verdict, Verdict):
             raise TypeError(f"verdict must be a Verdict, got {type(verdict).__name__}. Call monitor.add(guard(x)).")
+        columns = {name: values.double().numpy() for name, values in verdict.columns().items()}  # not in bfloat16
+        if ("share_ood" in columns) != (self._shares is not None):
+            here, there = ("every position", "whole inputs")[:: 1 if self._shares is not None else -1]
+            raise ValueError(
+                f"this monitor belongs to a guard for {here}, but the verdict is about {there}. Add verdicts of the "
+                "guard that created the monitor."
+            )
         groups, classes = len(self._seen), verdict.logits.shape[-1]
         if groups not in (1, classes):
             raise ValueError(
                 f"this monitor belongs to a guard with {groups} classes, but the verdict has {classes}. "
                 "Add verdicts of the guard that created the monitor."
             )
-        columns = verdict.columns()
-        score = columns["score"].double()  # numpy has no bfloat16
-        self.count(columns["predicted"].numpy(), score.numpy(), columns["is_ood"].numpy())
+        self.count_rows(columns)
+
+    def count_rows(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Count rows of a table, given the columns of verdicts."""
+        if self._shares is None:
+            self.count(columns["predicted"].astype(np.int64), columns["score"], columns["is_ood"].astype(np.bool_))
+            return
+        score, is_ood = columns["image_score"], columns["image_is_ood"].astype(np.bool_)
+        self.count(np.zeros(len(score), np.int64), score, is_ood)
+        self._shares += int(np.rint(SHARE * columns["share_ood"]).sum())
 
     def count(self, predicted: NDArray[np.integer], score: NDArray[np.floating], is_ood: NDArray[np.bool_]) -> None:
         """Count rows of a table: class, score and decision of each input, ``(n,)`` each."""
@@ -191,6 +213,7 @@ class Monitor(
                 "Merge monitors of one guard at one false-alarm rate."
             )
         self._increase(other._seen, other._alarms, other._stream)
+        self._shares = None if self._shares is None else self._shares + (other._shares or 0)
 
     def _increase(self, *counts: Sequence[int] | NDArray[np.int64]) -> None:
         before = (self._seen, self._alarms, self._stream)
@@ -217,6 +240,11 @@ class Monitor(
     def alarm_rate(self) -> float:
         """Fraction of inputs that raised an alarm; NaN if empty."""
         return self.alarms / self.seen if self.seen else nan
+
+    @property
+    def share_ood(self) -> float | None:
+        """Mean share of the positions of an image that raised an alarm; NaN if empty, None for other guards."""
+        return None if self._shares is None else self._shares / SHARE / self.seen if self.seen else nan
 
     @property
     def groups(self) -> list[Group]:
@@ -290,11 +318,14 @@ class Monitor(
     def __str__(self) -> str:
         if not self.seen:
             return "no inputs yet"
+        noun = "input" if self._shares is None else "image"
         lines = [
-            f"{count(self.seen, 'input')}, {count(self.alarms, 'alarm')}: {100 * self.alarm_rate:.3g} %, "
+            f"{count(self.seen, noun)}, {count(self.alarms, 'alarm')}: {100 * self.alarm_rate:.3g} %, "
             f"{100 * self._fpr:g} % allowed: {_significance(self.alarm_p_value)}.",
             f"Scores differ from calibration by {self.drift:.2g}: {_significance(self.drift_p_value)}.",
         ]
+        if self.share_ood is not None:
+            lines.insert(1, f"Alarms at {100 * self.share_ood:.3g} % of the positions of an image, on average.")
         groups = self.groups
         if len(groups) > 1 and self.alarm_p_value <= LEVEL:
             worst = min(groups, key=lambda group: group.p_value)
@@ -306,7 +337,8 @@ class Monitor(
         return "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
 
     def __repr__(self) -> str:
-        return f"Monitor({count(self.seen, 'input')}, {count(self.alarms, 'alarm')})"
+        share = "" if self.share_ood is None else f", at {100 * self.share_ood:.1f} % of positions"
+        return f"Monitor({count(self.seen, 'input')}, {count(self.alarms, 'alarm')}{share})"
 
 
 def _significance(p: float) -> str:

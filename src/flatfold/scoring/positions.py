@@ -24,6 +24,7 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,14 +92,28 @@ def cells_of(grid: Sequence[int], size: Sequence[int]) -> Tensor:
 
 def at_size(values: Tensor, size: Sequence[int]) -> Tensor:
     """Return maps ``(n, *grid)`` at another size, ``(n, *size)``, with the nearest value of each."""
-    cells = cells_of(values.shape[1:], size).to(values.device)
-    return values.flatten(1)[:, cells].reshape(len(values), *size)
+    for axis, (side, length) in enumerate(zip(values.shape[1:], size, strict=True), 1):
+        if side != length:
+            values = values.index_select(axis, torch.arange(length, device=values.device) * side // length)
+    return values
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # of torch
+def drawn_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """Return :func:`order_of_cells`; a compiler takes it for a constant."""
+    return order_of_cells(grid, size)
 
 
 @lru_cache(maxsize=8)
-def order_of(pixels: int) -> Tensor:
-    """Return the order, ``(pixels,)``, in which the pixels of new images are drawn, always the same."""
-    return torch.randperm(pixels, generator=torch.Generator().manual_seed(pixels))
+def order_of_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """Return the positions of the grid, ``(pixels,)``, of the pixels of new images in the order of the draw.
+
+    It is always the same, and drawn by numpy, so that it is a constant while a graph is traced.
+    """
+    cells = np.arange(prod(grid)).reshape(grid)
+    for axis, (side, length) in enumerate(zip(grid, size, strict=True)):
+        cells = cells.take(np.arange(length) * side // length, axis=axis)
+    return torch.from_numpy(cells.ravel()[np.random.default_rng(prod(size)).permutation(prod(size))])
 
 
 def draw(
@@ -230,12 +245,19 @@ class Images:
         """Return the same numbers at another false-alarm rate."""
         return Images(self.pixels, self.level, self.calibration.at(fpr))
 
-    def of_map(self, scores: Tensor, counted: Tensor | None, size: Sequence[int]) -> Tensor:
-        """Return the number of one image, given its scores on the grid and which of them are no padding."""
-        order, cells = order_of(prod(size)), cells_of(scores.shape, size)
-        if counted is not None:
-            order = order[counted.flatten().cpu()[order]]
-        return upper_quantile(scores.flatten()[cells[order[: self.pixels]].to(scores.device)], self.level)
+    def of_maps(self, scores: Tensor, counted: Tensor | None, size: tuple[int, ...]) -> Tensor:
+        """Return the number of each image, given scores ``(n, *grid)`` and which of them are no padding."""
+        cells = drawn_cells(tuple(scores.shape[1:]), size)
+        if counted is None:
+            drawn = _at_most_infinite(scores.flatten(1)[:, cells[: self.pixels].to(scores.device)])
+            return drawn.topk(_above(self.level, drawn.shape[1])).values[:, -1]
+        cells = cells.to(scores.device)
+        drawn, counts = _at_most_infinite(scores.flatten(1)[:, cells]), counted.to(scores.device).flatten(1)[:, cells]
+        counts = counts & (counts.cumsum(dim=1) <= self.pixels)
+        ranked = drawn.where(counts, -torch.inf).sort(dim=1, descending=True).values
+        sizes = counts.sum(dim=1)
+        above = ((1 - self.level) * sizes.double() - ROUNDING).ceil().clamp_min(1).long()
+        return ranked.gather(1, above[:, None] - 1)[:, 0].where(sizes > 0, torch.inf)
 
     @classmethod
     def of(cls, numbers: Tensor, distinct: Tensor, pixels: int, fpr: float) -> Self:
@@ -248,8 +270,17 @@ def upper_quantile(scores: Tensor, level: float) -> Tensor:
     """Return the smallest of the scores that at most a share 1 - ``level`` exceeds; infinity without scores."""
     if not len(scores):
         return scores.new_tensor(torch.inf)
-    above = max(1, ceil((1 - level) * len(scores) - ROUNDING))
-    return scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf).sort(descending=True).values[above - 1]
+    return _at_most_infinite(scores).sort(descending=True).values[_above(level, len(scores)) - 1]
+
+
+def _above(level: float, pixels: int) -> int:
+    """Return the rank, from the largest on, of the quantile of some pixels."""
+    return max(1, ceil((1 - level) * pixels - ROUNDING))
+
+
+def _at_most_infinite(scores: Tensor) -> Tensor:
+    """Return scores with those that are not finite as infinity."""
+    return scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
 
 def scores_of(detector: Detector, features: Tensor) -> Tensor:

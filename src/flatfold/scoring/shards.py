@@ -22,24 +22,27 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..data.fingerprint import evenly_spaced
-from ..data.sources import BatchResult, ImageSource, NamedSource
+from ..data.sources import SIZES, BatchResult, ImageSource, NamedSource
 from ..data.text_files import TextSource
 from ..errors import DamagedFileError
 from ..io.artifacts import read_json, write_json
 from ..io.files import replacing, sha256_of
 from ..io.store import Part, PartStore
 from ..network.execution import Execution, RuntimeName
-from ..network.heads import Pass
+from ..network.heads import DensePass, Pass
 from ..network.network import Network
 from ..passes.passes import PART_ROWS, Parts, RowJob, run
-from .calibrated import CalibratedDetector
+from .calibrated import CalibratedDetector, Verdict
+from .dense import DenseGuard
 from .explanation import explain
 from .guard import Guard
 from .guard_file import GuardFile
+from .mask_files import join_files, mask_places, png_of, split_files, write_files
 from .monitor import Monitor
 from .tables import Columns, check_out, write_rows, write_tables
 from .tokens import Token, find_tokens
 
+MASKED_ROWS = 128  # of a part that holds masks
 PARTS = 64  # smallest number of parts, if there are as many batches, to distribute over processes
 LONGEST = 200  # bytes of the name of a table: files next to it have longer names, and most systems allow 255
 EXPLANATION = "explanation"  # the column
@@ -61,19 +64,29 @@ class ScoringJob(RowJob):
     allow_sizes: bool = False  # score images of other sizes than the guard was calibrated on
     explain: bool = False  # add a column with a sentence about each verdict
     tokens: bool = False  # name the words behind alarms, too
+    masks: Path | None = None  # folder for a mask of each image, of a guard for every position
 
     title = "scoring"
     paced = True
 
     def __post_init__(self) -> None:
-        if self.guard.images is not None:
+        if self.masks is not None and self.guard.images is None:
             raise ValueError(
-                f"a table has one score per image, but {self.guard.path} is a guard for every position. Load it in "
-                "Python: Guard.load(path, model)(images).columns() has the share of alarms of each image."
+                f"masks= needs a guard for every position, of a segmentation network, but {self.guard.path} is one for "
+                "whole inputs. Leave it out."
+            )
+        if (self.explain or self.tokens) and self.guard.images is not None:
+            raise ValueError(
+                f"explanations are of whole inputs, but {self.guard.path} is a guard for every position. Leave out "
+                "explain, and call guard.explain(images) in Python, which names regions."
             )
         if self.tokens and not isinstance(self.source, TextSource):
             raise ValueError(f"words are named for texts, but the data holds {self.source.noun}s. Leave out tokens.")
         source = copy(self.source)  # the user's source is not modified
+        if self.masks is not None:
+            mask_places(source, self.masks)  # raises if there are none
+            if isinstance(source, ImageSource) and source.transform.crop is None:
+                source.sized = True
         source.sizes = None if self.allow_sizes else self.guard.sizes
         object.__setattr__(self, "source", source)
         if not isinstance(source, ImageSource) and self.execution.runtime == "auto":
@@ -84,6 +97,23 @@ class ScoringJob(RowJob):
     def calibrated(self) -> CalibratedDetector:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
         return self.guard.calibrated if self.fpr is None else self.guard.calibrated.at(self.fpr)
+
+    def monitor(self) -> Monitor:
+        """Return an empty monitor for the rows of the table."""
+        if self.guard.images is None:
+            return Monitor.of(self.calibrated())
+        images = self.guard.images if self.fpr is None else self.guard.images.at(self.fpr)
+        return Monitor.of(CalibratedDetector(self.guard.calibrated.detector, images.calibration), positions=True)
+
+    def columns(self) -> dict[str, DTypeLike]:
+        """Return the columns of the table and their types."""
+        calibrated = self.calibrated()
+        number = calibrated.calibration.scores.cpu().numpy().dtype
+        own: dict[str, DTypeLike] = {"predicted": np.int64, "score": number, "p_value": number, "is_ood": np.bool_}
+        if self.guard.images is not None:
+            own = {"share_ood": np.float64, "image_score": number, "image_p_value": number, "image_is_ood": np.bool_}
+        explained: dict[str, DTypeLike] = {EXPLANATION: np.str_} if self.explain or self.tokens else {}
+        return {"path": np.str_, **own, **self.source.columns, **explained}
 
     def load(self, rows: int | None = None) -> Guard:
         """Load the model and its guard to score ``rows`` images; None means many."""
@@ -99,28 +129,30 @@ class ScoringJob(RowJob):
     def batch(self, loaded: Guard, read: BatchResult) -> Part:
         """Return the columns of a table for one batch, and the errors of rows without a score."""
         rows_read, batch, reasons = read
-        columns = {}
+        columns, sentences = {}, dict[str, list[str]]()
         if batch is not None:
             rows = torch.tensor([row for row in rows_read if row not in reasons])
             try:
                 output = loaded.network.run(batch)
+                finite, verdict = _decide(loaded, output)
             except ValueError as error:
                 first, last = self.source.name(rows_read[0]), self.source.name(rows_read[-1])
                 raise ValueError(f"{first} to {last}: {error}") from error
-            finite = output.features.isfinite().all(dim=-1)
-            verdict = loaded.calibrated.decide(*(values[finite] for values in output)).columns()
-            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
-            others = {name: values[finite.cpu()] for name, values in (batch.columns or {}).items()}
-            columns = {"row": rows[finite.cpu()], **verdict, **others}
+            reasons = reasons | dict.fromkeys(rows[~finite].tolist(), NOT_FINITE)
+            others = {name: values[finite] for name, values in (batch.columns or {}).items()}
+            columns = {} if verdict is None else {"row": rows[finite], **verdict.columns(), **others}
+            if verdict is not None and self.masks is not None:
+                sizes = zip(*(columns.pop(name).tolist() for name in SIZES), strict=True) if "height" in columns else ()
+                given = [*sizes] or [None] * len(columns["row"])
+                columns |= join_files([png_of(*each) for each in zip(verdict.is_ood, given, strict=True)])
+            if verdict is not None and (self.explain or self.tokens):
+                sentences[EXPLANATION] = self._explanations(loaded, batch, output, finite, verdict)
         info: dict[str, Any] = {"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}
-        if self.explain or self.tokens:
-            info["texts"] = {} if batch is None else {EXPLANATION: self._explanations(loaded, batch, output, finite)}
-        return Part(info, columns)
+        return Part(info | ({"texts": sentences} if self.explain or self.tokens else {}), columns)
 
-    def _explanations(self, guard: Guard, batch: Batch, output: Pass, finite: Tensor) -> list[str]:
+    def _explanations(self, guard: Guard, batch: Batch, output: Pass, finite: Tensor, verdict: Verdict) -> list[str]:
         """Return a sentence about each verdict; the words behind it only for alarms, each of which takes a batch."""
-        features, logits = (values[finite] for values in output)
-        verdict, detector = guard.calibrated.decide(features, logits), guard.calibrated.detector
+        features, detector = output.features[finite], guard.calibrated.detector
         words: list[tuple[Token, ...]] = [()] * len(features)
         if self.tokens:
             assert isinstance(self.source, TextSource)
@@ -146,8 +178,19 @@ class ScoringJob(RowJob):
             "rows": str(source.rows),
             **({"sizes": "any"} if self.allow_sizes else {}),
             **({"explain": "tokens" if self.tokens else "signs"} if self.explain or self.tokens else {}),
+            **({"masks": "png"} if self.masks is not None else {}),
             **({} if isinstance(source, ImageSource) else {"inputs": source.noun}),
         }
+
+
+def _decide(loaded: Guard, output: Pass) -> tuple[Tensor, Verdict | None]:
+    """Return which inputs have finite features, a mask ``(n,)`` on the CPU, and the verdict on these if any has."""
+    finite = output.features.isfinite().all(dim=-1)
+    if isinstance(output, DensePass):
+        assert isinstance(loaded, DenseGuard)
+        finite = finite.reshape(output.grid[0], -1).all(dim=-1)
+        return finite.cpu(), loaded.decide(output.select(finite)) if finite.any() else None
+    return finite.cpu(), loaded.calibrated.decide(*(values[finite] for values in output))
 
 
 Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
@@ -182,11 +225,11 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
 
-    def parts(self, rows: int, batch_size: int) -> list[range]:
-        """Return the rows of each part of this shard; all shards together have ``rows``."""
+    def parts(self, rows: int, batch_size: int, most: int = PART_ROWS) -> list[range]:
+        """Return the rows of each part of this shard, at most ``most``; all shards together have ``rows``."""
         batches = -(-rows // batch_size)
         start, stop = (min(batches * number // self.of * batch_size, rows) for number in (self.number - 1, self.number))
-        size = max(1, min(PART_ROWS, rows // PARTS) // batch_size) * batch_size
+        size = max(1, min(most, rows // PARTS) // batch_size) * batch_size
         return [range(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
@@ -251,6 +294,10 @@ def score_images(
 ) -> Summary:
     """Write one row per image or text: path, predicted class, score, p-value and decision.
 
+    For a guard for every position these are the share of alarmed positions, and score, p-value and decision of the
+    image as a whole, and a job with ``masks`` writes a PNG for each image: 255 where there is an alarm, else 0. It has
+    the size of the decoded image, or that of the logits if the transform crops.
+
     Memory use does not grow with the number of images, except for their names. A stopped or killed run resumes
     when it is called again; a complete run is not repeated.
 
@@ -264,9 +311,10 @@ def score_images(
     out = Path(out)
     check_table(out)
     key = job.key()
-    if not restart and (summary := _finished(out, key, shard)) is not None:
+    if not restart and (summary := _finished(out, job, key, shard)) is not None:
         return summary
-    parts = dict(enumerate(shard.parts(job.source.rows, job.source.batch_size)))
+    most = PART_ROWS if job.masks is None else MASKED_ROWS
+    parts = dict(enumerate(shard.parts(job.source.rows, job.source.batch_size, most)))
     new_folders = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
     store_key = {**key, "shard": str(shard), "parts": str(len(parts))}
     with PartStore(parts_path(out), store_key, restart=restart, lock=True) as store:
@@ -380,7 +428,7 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _finished(out: Path, key: dict[str, str], shard: Shard) -> Summary | None:
+def _finished(out: Path, job: ScoringJob, key: dict[str, str], shard: Shard) -> Summary | None:
     """Return the summary of an earlier complete run of the same job, if all of its files still exist."""
     if not out.is_file() or not summary_path(out).is_file() or parts_path(out).exists():
         return None
@@ -389,25 +437,19 @@ def _finished(out: Path, key: dict[str, str], shard: Shard) -> Summary | None:
     except ValueError:
         return None
     same = (summary.job, summary.shard, summary.table) == (key, shard, sha256_of(out))
+    if job.masks is not None and same:
+        own = shard.parts(job.source.rows, job.source.batch_size)
+        places = mask_places(job.source, job.masks)[own[0].start : own[-1].stop] if own else []
+        same = sum(not place.is_file() for place in places) <= summary.unreadable
     return summary if same and (not summary.unreadable or unreadable_path(out).is_file()) else None
 
 
 def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str], parts: Iterator[Part]) -> Summary:
     """Write the table, the list of unreadable images, and last the summary, which marks both as complete."""
-    calibrated = job.calibrated()
-    monitor = Monitor.of(calibrated)
+    monitor, kinds = job.monitor(), job.columns()
+    places = [] if job.masks is None else mask_places(job.source, job.masks)
     unreadable: list[dict[int, str]] = []
     used: dict[str, None] = {}
-    number = calibrated.calibration.scores.cpu().numpy().dtype
-    kinds: dict[str, DTypeLike] = {
-        "path": np.str_,
-        "predicted": np.int64,
-        "score": number,
-        "p_value": number,
-        "is_ood": np.bool_,
-        **job.source.columns,
-        **({EXPLANATION: np.str_} if job.explain or job.tokens else {}),
-    }
 
     def paths(rows: Iterable[int]) -> NDArray[np.str_]:
         return np.array([_printable(job.source.name(row)) for row in rows], dtype="U")
@@ -418,9 +460,13 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
             used[info.get("runtime", "")] = None
             if reasons := info["unreadable"]:
                 unreadable.append({int(row): reason for row, reason in reasons.items()})
+                for row in unreadable[-1] if places else ():  # of an earlier run
+                    places[row].unlink(missing_ok=True)
             if tensors:
                 columns = {name: values.numpy() for name, values in tensors.items()}
-                monitor.count(columns["predicted"], columns["score"], columns["is_ood"])
+                monitor.count_rows(columns)
+                if places:
+                    write_files(dict(zip((places[row] for row in columns["row"]), split_files(tensors), strict=True)))
                 columns["path"] = paths(columns["row"].tolist())
                 columns |= {name: np.array(texts, dtype="U") for name, texts in info.get("texts", {}).items()}
                 yield {name: columns[name] for name in kinds}

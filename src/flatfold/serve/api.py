@@ -30,11 +30,22 @@ class Row(BaseModel):
     """The verdict on one input."""
 
     name: str | None = Field(None, description="File name, for images of a form.")
-    predicted: int = Field(description="The most likely class, counted from 0.")
+    predicted: int | None = Field(
+        description="The most likely class, counted from 0; null for a decision at every position."
+    )
     class_: str | None = Field(alias="class", description="Its name, if the service has class names.")
     score: float | None = Field(description="Higher is more out-of-distribution; null if it is infinite.")
     p_value: float = Field(description="Conformal p-value; small if few calibration inputs score as high.")
     is_ood: bool = Field(description="Whether the input raises an alarm.")
+    share_ood: float | None = Field(
+        None, description="Share of positions with an alarm, for a segmentation network; all else is about the image."
+    )
+    mask: str | None = Field(
+        None, description="PNG in base64 of the size of the logits, 255 where there is an alarm, with mask=true."
+    )
+    overlay: str | None = Field(
+        None, description="PNG in base64 of the image as the model sees it, with its alarms in red, with overlay=true."
+    )
     truncated: bool | None = Field(None, description="Whether the text was too long for the tokeniser, for texts.")
     explanation: str | None = Field(None, description="A sentence, with explain=true.")
     signs: dict[str, float | None] | None = Field(
@@ -75,6 +86,9 @@ class Stream(BaseModel):
     width: int = Field(description="Number of features per row.")
     classes: int = Field(description="Number of classes.")
     names: list[str] | None = Field(description="Class names, if the service has them.")
+    share_ood: float | None = Field(
+        None, description="Mean share of the positions of an image with an alarm, for a segmentation network."
+    )
 
 
 class Health(BaseModel):

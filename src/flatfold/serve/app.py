@@ -29,6 +29,7 @@ from ..display.look import MARK, icon, page_style
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from . import api
+from .scorer import Asked
 from .service import Service
 from .settings import Settings, error_response, unavailable
 
@@ -40,6 +41,10 @@ _ROUTING_ERRORS = {
 Explain = Annotated[bool, Query(description="Whether rows include an explanation and signs.")]
 Words = Annotated[
     bool, Query(description="Whether rows of texts name the words that raise the score, at most 8 texts.")
+]
+Mask = Annotated[bool, Query(description="Whether rows include a PNG of alarms, for segmentation networks.")]
+Overlay = Annotated[
+    bool, Query(description="Whether rows include a PNG of the image with its alarms in red, likewise.")
 ]
 OK = "Success."
 PUBLIC_PATH = "/healthz"  # requires no token
@@ -60,14 +65,16 @@ def _hash(text: str) -> str:
 _STYLE, _SCRIPT = f"{page_style()}{_read('page.css')}", f"{_read('chart.js')}\n{_read('page.js')}"
 
 
-def page_of(settings: Settings, texts: bool = False) -> bytes:
-    """Return the page for images or for ``texts``.
+def page_of(settings: Settings, texts: bool = False, dense: bool = False) -> bytes:
+    """Return the page for images or for ``texts``, with alarms drawn into images if there are ``dense`` decisions.
 
     It links to /docs only without a token, because a browser sends none when it follows a link.
     """
     docs = settings.docs and settings.token is None
     noun, look = "text" if texts else "image", {"style": _STYLE, "script": _SCRIPT, "mark": MARK, "icon": icon()}
-    text: str = Template(_read("page.html")).render(docs=docs, noun=noun, longest=settings.max_characters, **look)
+    text: str = Template(_read("page.html")).render(
+        docs=docs, noun=noun, dense=dense, longest=settings.max_characters, **look
+    )
     return text.encode()
 
 
@@ -94,7 +101,8 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
         service.close()
 
     limits = service.settings
-    page = page_of(limits, service.scorer.tokeniser is not None and service.scorer.transform is None)
+    scorer = service.scorer
+    page = page_of(limits, scorer.tokeniser is not None and scorer.transform is None, scorer.dense)
     app = FastAPI(
         title=api.TITLE,
         version=__version__,
@@ -125,9 +133,11 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 
     @app.post("/score", include_in_schema=False)
     @app.post("/v1/score", response_model=api.Scores, responses=failures, openapi_extra=body, response_description=OK)
-    async def score(request: Request, explain: Explain = False, tokens: Words = False) -> Response:
+    async def score(
+        request: Request, explain: Explain = False, tokens: Words = False, mask: Mask = False, overlay: Overlay = False
+    ) -> Response:
         """Score one image, several images in a form, texts, or rows of features."""
-        return JSONResponse({"rows": await service.score(request, explain, tokens)})
+        return JSONResponse({"rows": await service.score(request, Asked(explain, tokens, mask, overlay))})
 
     # Not coroutines, because they are CPU-bound: FastAPI runs them in threads.
     @get("/v1/stream", "/stream", response_model=api.Stream, responses=api.errors(401))
@@ -173,7 +183,7 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 
 async def _query_error(request: Request, error: Any) -> Response:
-    name = next((each for each in ("explain", "tokens") if any(each in part["loc"] for part in error.errors())), "")
+    name = str(error.errors()[0]["loc"][-1])
     value = request.query_params.get(name, "")[:80]
     return error_response(HTTPException(422, f"query parameter {name!r} must be 'true' or 'false', got {value!r}."))
 

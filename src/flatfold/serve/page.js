@@ -13,6 +13,8 @@ const CUT_OFF = "The service closed the connection during the upload. The file m
 const REFUSED = "The service rejected this token. Check it and enter it again.";
 const SPACED = "A token consists of printable ASCII characters without spaces. Enter it again.";
 const NOUN = document.body.dataset.noun; // what one input is called
+const DENSE = "dense" in document.body.dataset; // whether every pixel has a decision
+const QUERY = DENSE ? "overlay=true" : "explain=true";
 const SHOWN = 300; // characters of a text on its card
 const part = (id) => document.getElementById(id);
 
@@ -162,11 +164,13 @@ function showWords(card, tokens) {
 
 function finish({ file, card }, row) {
   const verdict = row.is_ood ? "OOD" : "ID";
-  const name = row.class ?? `class ${row.predicted}`;
+  const dense = row.share_ood !== undefined;
+  const name = dense ? `alarms at ${percent(row.share_ood)} of it` : row.class ?? `class ${row.predicted}`;
+  if (row.overlay) card.querySelector("img").src = `data:image/png;base64,${row.overlay}`;
   const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
   const pairs = (row.explanation ?? "").replace(/^[^(:]*\(p = [^)]*\): /, ""); // verdict and p-value stand above it
   const why = pairs.replaceAll(" %", "\u00a0%").replaceAll("z = ", "z\u00a0=\u00a0");
-  write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
+  write(card, verdict, { "verdict b": verdict, class: row.is_ood && !dense ? `predicted: ${name}` : name, numbers, why });
   showSigns(card, row.signs);
   showWords(card, row.tokens);
   last = { score: row.score, verdict };
@@ -206,7 +210,7 @@ async function send({ file, text }, signal) {
   // A file without a type would be parsed as features.
   const type = file.type && file.type !== "application/octet-stream" ? file.type : "image/x-unknown";
   try {
-    return await ask("v1/score?explain=true", { method: "POST", body: file, headers: { "Content-Type": type }, signal });
+    return await ask(`v1/score?${QUERY}`, { method: "POST", body: file, headers: { "Content-Type": type }, signal });
   } catch (error) {
     throw (error.status === 0 && (await whyCutOff(file, signal))) || error;
   }

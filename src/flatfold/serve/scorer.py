@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from base64 import b64encode
 from collections.abc import Sequence
+from io import BytesIO
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +18,10 @@ from ..data.batch import split_batch
 from ..data.texts import Tokeniser
 from ..network.heads import Pass
 from ..scoring.calibrated import CalibratedDetector, Verdict
+from ..scoring.dense import DenseGuard
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard
+from ..scoring.mask_files import png_of
 from ..scoring.monitor import Monitor
 from ..scoring.tokens import Token, find_tokens
 
@@ -29,6 +33,15 @@ Row = dict[str, Any]
 log = logging.getLogger(__name__)
 
 
+class Asked(NamedTuple):
+    """What a request asks for besides verdicts."""
+
+    explain: bool = False
+    tokens: bool = False
+    mask: bool = False
+    overlay: bool = False
+
+
 class Input(NamedTuple):
     """One image ``(c, h, w)``, one row of features ``(d,)`` or one text, and its label in error messages.
 
@@ -38,10 +51,9 @@ class Input(NamedTuple):
     kind: Literal["image", "features", "text"]
     values: Tensor
     label: str
-    explain: bool = False
+    asked: Asked = Asked()
     names: tuple[str, ...] = ()
     truncated: bool = False
-    tokens: bool = False
 
     @property
     def size(self) -> int:
@@ -58,11 +70,6 @@ class Scorer:
     """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch."""
 
     def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
-        if isinstance(guard, Guard) and guard.network.dense:
-            raise ValueError(
-                "the service gives one score per image, but this is a guard for every position. Call it in Python, or "
-                "serve guard.calibrated, which accepts the features of positions."
-            )
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only
@@ -85,8 +92,17 @@ class Scorer:
         self.names = names
         detector = self.calibrated.detector
         self.method = detector.method_text or type(detector).__name__
-        self._live, self._empty = Monitor.of(self.calibrated), Monitor.of(self.calibrated)
+        self._dense = guard if isinstance(guard, DenseGuard) else None
+        self._decides = self.calibrated  # about inputs as a whole
+        if self._dense is not None:
+            self._decides = CalibratedDetector(detector, self._dense.images.calibration)
+        self._live, self._empty = (Monitor.of(self._decides, self._dense is not None) for _ in range(2))
         self._lock = threading.Lock()  # other threads read the live monitor
+
+    @property
+    def dense(self) -> bool:
+        """Whether there is a decision at every position of an input."""
+        return self._dense is not None
 
     def monitor(self) -> Monitor:
         """Return a copy of the live monitor of all verdicts."""
@@ -95,7 +111,7 @@ class Scorer:
 
     def facts(self) -> dict[str, Any]:
         """Return the guard's settings and current counts as JSON values; None for missing or infinite numbers."""
-        calibration, monitor = self.calibrated.calibration, self.monitor()
+        calibration, monitor = self._decides.calibration, self.monitor()
         bins = monitor.histogram()
         return {
             "method": self.method,
@@ -114,6 +130,7 @@ class Scorer:
             "width": self.width,
             "classes": self.classes,
             "names": None if self.names is None else list(self.names),
+            **({"share_ood": _finite(monitor.share_ood)} if monitor.share_ood is not None else {}),
         }
 
     def __call__(self, inputs: Sequence[Input]) -> list[Row | Exception]:
@@ -128,6 +145,8 @@ class Scorer:
     @torch.no_grad()
     def _rows(self, inputs: Sequence[Input]) -> list[Row]:
         values = torch.stack([entry.values for entry in inputs])
+        if self._dense is not None:
+            return self._dense_rows(self._dense, inputs, values)
         if self._guard is not None and inputs[0].kind == "image":
             result = self._guard.network(values)
         elif self._guard is not None and inputs[0].kind == "text":
@@ -148,17 +167,37 @@ class Scorer:
             rows.append(row | explanations.get(i, {}))
         return rows
 
+    def _dense_rows(self, guard: DenseGuard, inputs: Sequence[Input], values: Tensor) -> list[Row]:
+        """Return the rows of a guard for every position: verdicts on inputs as a whole, and pictures of alarms."""
+        texts = inputs[0].kind == "text"
+        verdict = guard(dict(zip(inputs[0].names, values.unbind(1), strict=True)) if texts else values)
+        with self._lock:
+            self._live.add(verdict)
+        rows = []
+        columns = [column.tolist() for column in verdict.columns().values()]
+        for i, (share, score, p_value, is_ood) in enumerate(zip(*columns, strict=True)):
+            row: Row = {"predicted": None, "class": None, "score": _finite(score), "p_value": p_value}
+            row |= {"is_ood": is_ood, "share_ood": share}
+            if inputs[i].asked.mask:
+                row["mask"] = b64encode(png_of(verdict.is_ood[i])).decode()
+            if inputs[i].asked.overlay:
+                file = BytesIO()
+                guard.picture(values[i], verdict.is_ood[i]).save(file, "PNG")
+                row["overlay"] = b64encode(file.getvalue()).decode()
+            rows.append(row | ({"truncated": inputs[i].truncated} if texts else {}))
+        return rows
+
     def _explanations(
         self, inputs: Sequence[Input], values: Tensor, features: Tensor, verdict: Verdict
     ) -> dict[int, Row]:
         """Return the explanations of inputs that request one, by index."""
-        asked = [i for i, entry in enumerate(inputs) if entry.explain or entry.tokens]
+        asked = [i for i, entry in enumerate(inputs) if entry.asked.explain or entry.asked.tokens]
         if not asked:
             return {}
         part, h, detector = Verdict(*(column[asked] for column in verdict)), features[asked], self.calibrated.detector
         words: list[tuple[Token, ...]] = [()] * len(asked)
         for place, i in enumerate(asked):
-            if inputs[i].tokens and self._guard is not None and self.tokeniser is not None:
+            if inputs[i].asked.tokens and self._guard is not None and self.tokeniser is not None:
                 text = split_batch(dict(zip(inputs[i].names, values[i : i + 1].unbind(1), strict=True)))
                 own = part.score[[place]]
                 words[place] = find_tokens(self._guard.network, self.calibrated, self.tokeniser, text, own)[0]
@@ -166,7 +205,7 @@ class Scorer:
         rows: dict[int, Row] = {}
         for i, it in zip(asked, explanations, strict=True):
             rows[i] = {"explanation": str(it), "signs": {name: _finite(z) for name, z in it.signs.items()}}
-            if inputs[i].tokens:
+            if inputs[i].asked.tokens:
                 rows[i]["tokens"] = [{**token._asdict(), "score": _finite(token.score)} for token in it.tokens]
         return rows
 

@@ -34,7 +34,7 @@ from .requests import (
     limit_body,
     read_form,
 )
-from .scorer import Input, Row, Scorer
+from .scorer import Asked, Input, Row, Scorer
 from .settings import Settings, too_large, unavailable
 
 ROUTES = frozenset(
@@ -68,16 +68,18 @@ class Service:
         self.closing = False  # whether the service is shutting down
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
 
-    async def score(self, request: Request, explain: bool, tokens: bool = False) -> list[Row]:
+    async def score(self, request: Request, asked: Asked) -> list[Row]:
         """Return one row for each input of a request."""
+        if (asked.mask or asked.overlay) and not (self.scorer.dense and self.scorer.transform is not None):
+            raise HTTPException(422, "this service has one decision per input, and so no masks. Leave out the query.")
         kind = self._media_type(request)
-        if tokens and kind != JSON:
+        if asked.tokens and kind != JSON:
             raise HTTPException(422, "tokens=true names the words of texts. Leave it out for other inputs.")
         with self.memory.reserve() as take:
             files = await self._read(limit_body(request, self.settings.max_body, take), kind)
             if kind in _UNSTATED:
                 kind = self._check_type("image/unstated" if is_image(files[0].content) else kind)
-            return await _cancel_on_disconnect(request, self._answer(kind, files, explain, tokens, take))
+            return await _cancel_on_disconnect(request, self._answer(kind, files, asked, take))
 
     def close(self, wait: bool = False) -> None:
         """Stop all threads after their current work, and optionally wait for them."""
@@ -101,6 +103,8 @@ class Service:
         return kind if kind in _UNSTATED else self._check_type(kind)
 
     def _check_type(self, kind: str) -> str:
+        if kind == FEATURES and self.scorer.dense:
+            raise HTTPException(415, "this service has decisions at every position of an input. Send the input itself.")
         if kind == FEATURES:
             return kind
         if kind == JSON and self.scorer.tokeniser is not None:
@@ -129,34 +133,30 @@ class Service:
             message = f"the request did not arrive within {self.settings.timeout:g} seconds. Send less at once."
             raise HTTPException(408, message, {"Connection": "close"}) from None
 
-    async def _answer(
-        self, kind: str, files: list[File], explain: bool, tokens: bool, take: Callable[[int], None]
-    ) -> list[Row]:
+    async def _answer(self, kind: str, files: list[File], asked: Asked, take: Callable[[int], None]) -> list[Row]:
         try:
             async with asyncio.timeout(self.settings.timeout):
-                rows = await self.batcher.rows(await self._decode(kind, files, explain, tokens, take))
+                rows = await self.batcher.rows(await self._decode(kind, files, asked, take))
         except TimeoutError:
             raise unavailable(f"no answer within {self.settings.timeout:g} seconds, the service is busy") from None
         return rows if kind != FORM else [{"name": file.name} | row for file, row in zip(files, rows, strict=True)]
 
-    async def _decode(
-        self, kind: str, files: list[File], explain: bool, tokens: bool, take: Callable[[int], None]
-    ) -> list[Input]:
+    async def _decode(self, kind: str, files: list[File], asked: Asked, take: Callable[[int], None]) -> list[Input]:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._decoders)
         if kind == FEATURES:
             width, max_rows = self.scorer.width, self.settings.max_waiting
             features = await in_thread(decode_features, files[0].content, width, max_rows)
-            return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
+            return [Input("features", row, f"row {i} of the features", asked) for i, row in enumerate(features)]
         inputs: list[Input] = []
         if kind == JSON:
             tokeniser = self.scorer.tokeniser
             assert tokeniser is not None  # as _media_type has checked
-            most = min(self.settings.max_texts, MOST_TOKENS) if tokens else self.settings.max_texts
+            most = min(self.settings.max_texts, MOST_TOKENS) if asked.tokens else self.settings.max_texts
             limits = (most, self.settings.max_characters)
             for i, text in enumerate(await in_thread(decode_texts, files[0].content, *limits)):
                 arguments, values, truncated = await in_thread(encode_text, text, f"text {i}", tokeniser)
                 take(values.nbytes)
-                inputs.append(Input("text", values, f"text {i}", explain, arguments, truncated, tokens))
+                inputs.append(Input("text", values, f"text {i}", asked, arguments, truncated))
             return inputs
         transform = self.scorer.transform
         sizes = None if self.settings.allow_sizes else self.scorer.sizes
@@ -165,7 +165,7 @@ class Service:
             label = "the body" if name is None else f"the image {name!r}" if name else f"image {i}"
             values = await in_thread(decode_image, content, label, transform, self.settings.max_pixels, sizes)
             take(values.nbytes)
-            inputs.append(Input("image", values, label, explain))
+            inputs.append(Input("image", values, label, asked))
         return inputs
 
 
