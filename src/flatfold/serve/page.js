@@ -165,7 +165,7 @@ function showWords(card, tokens) {
 function finish({ file, card }, row) {
   const verdict = row.is_ood ? "OOD" : "ID";
   const dense = row.share_ood !== undefined;
-  const name = dense ? `alarms at ${percent(row.share_ood)} of it` : row.class ?? `class ${row.predicted}`;
+  const name = dense ? `alarms at ${percent(row.share_ood)} of its ${NOUN === "image" ? "pixels" : "tokens"}` : row.class ?? `class ${row.predicted}`;
   if (row.overlay) card.querySelector("img").src = `data:image/png;base64,${row.overlay}`;
   const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
   const pairs = (row.explanation ?? "").replace(/^[^(:]*\(p = [^)]*\): /, ""); // verdict and p-value stand above it
@@ -320,7 +320,7 @@ function showGuarded({ guard, model, method, classes, calibrated, fpr, threshold
   part("guarded").replaceChildren(
     ...[strong(method), guard ? ` (${guard}) guards ` : " guards "],
     ...(model ? [strong(model), `, ${network}`] : [network]),
-    ...[strong(pluralise(calibrated, "sample")), ": at most ", strong(percent(fpr)), ` of similar ${NOUN}s`, end],
+    ...[strong(pluralise(calibrated, "sample")), ": at most ", strong(percent(fpr)), ` of similar ${NOUN}s${DENSE ? ", and of the pixels of one," : ""}`, end],
   );
 }
 
@@ -339,7 +339,8 @@ function showStream(now) {
   part("drift").classList.toggle("much", now.drift_p_value <= LEVEL);
   part("summary").textContent = now.seen
     ? `${pluralise(now.seen, "input")}, ${pluralise(now.alarms, "alarm")}: ${percent(now.alarm_rate)}, ${percent(now.fpr)} allowed: ` +
-      `${significance(now.alarm_p_value)}. Scores differ from calibration by ${figures(now.drift)}: ${significance(now.drift_p_value)}.`
+      `${significance(now.alarm_p_value)}. Scores differ from calibration by ${figures(now.drift)}: ${significance(now.drift_p_value)}.` +
+      (DENSE ? ` Alarms at ${percent(now.share_ood)} of the pixels of an image, on average.` : "")
     : "No inputs yet.";
   draw();
 }
