@@ -17,6 +17,7 @@ from . import (
     mahalanobis,
     neighbours,
     onepass,
+    pixels,
     precision,
     ranking,
     ray_overhead,
@@ -43,6 +44,7 @@ BENCHMARKS = {
     "alarms": alarms.run,
     "ray": ray_overhead.run,
     "serving": serving.run,
+    "pixels": pixels.run,
 }
 ON_REQUEST = {"rows"}  # takes more than an hour
 

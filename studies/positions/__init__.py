@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flatfold.core.bank import FeatureBank
 from flatfold.data.batch import split_batch
 from flatfold.detectors import create
-from flatfold.evaluate.banks import Settings
-from flatfold.evaluate.pixels import draw_positions, score_maps
+from flatfold.evaluate.pixels import score_maps
 from flatfold.evaluate.suites.library import load_suites
 from flatfold.network.calls import evaluating
 from flatfold.network.heads import DensePass
+from flatfold.network.network import Network
 from flatfold.scoring.calibrated import Calibration
 
 REDRAWS = 400
@@ -44,14 +45,15 @@ class Measured:
 def scene_scores(folder: Path, method: str = "msp") -> Tensor:
     """Return scores ``(n, pixels)`` of pixels drawn from the ID scenes that the network was not trained on."""
     (suite,) = load_suites("scenes", folder)
-    positions = draw_positions(suite, Settings())
-    detector = create(method).fit(positions.banks.fitted_on("nothing"), positions.banks.head)
     rows, rng = [], np.random.default_rng(0)
     with evaluating(suite.model) as device:
+        network, _ = Network.of(suite.model, split_batch(suite.test.read(range(2))[0]))
+        head = network.found.head
+        detector = create(method).fit(FeatureBank(head.weight), head)  # a method that learns nothing
         for source in (suite.val, suite.test):
             assert source is not None
             for x, _ in source:
-                result = positions.network.runtime(split_batch(x).to(device))
+                result = network.runtime(split_batch(x).to(device))
                 assert isinstance(result, DensePass)
                 maps = score_maps(detector, result, result.size).reshape(len(x), -1)
                 rows += [rng.choice(scores, PIXELS, replace=False) for scores in maps]

@@ -71,7 +71,7 @@ def test_every_summary_fits_on_its_line_and_every_option_has_a_panel():
     [
         ("flatfold sc", {"score", "score-features"}),
         ("flatfold bench cif", {"cifar10", "cifar100"}),
-        ("flatfold doctor ", {"digits", "texts", *built_in_names()}),
+        ("flatfold doctor ", {"digits", "texts", "scenes", *built_in_names()}),
         ("flatfold fit val --run", {"--runtime"}),
         ("flatfold fit val --runtime to", {"torch", "torch-compile"}),
     ],

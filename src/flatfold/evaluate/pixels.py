@@ -60,7 +60,7 @@ from .methods import PACKAGE, FeatureData, Fitted, Spec, fit_method, method_run
 from .results import ID, OPENOOD, PAPER, Average, Certainty, MethodRun, Overlay, Row, columns_of
 from .suites.suite import Suite
 
-ROWS = 16_000  # drawn positions of a data set that methods learn from
+ROWS = 40_000  # drawn positions of a data set that methods learn from
 PART = 64  # images in a part
 CLUSTERS = 1000  # groups of images that are resampled
 MEANS = ("auroc", "fpr95_ood_positive", "aupr_out")  # metrics of single images, whose means are reported
@@ -116,7 +116,7 @@ class PixelResult:
 def draw_positions(suite: Suite, settings: Settings) -> Positions:
     """Find the network's head and draw positions from the images of every data set."""
     if settings.execution.distributed:
-        raise ValueError("pixels are scored by this process only. Leave out --engine ray.")
+        raise ValueError("pixels are scored by this process only, not on Ray. Set engine to local.")
     model, device, unreadable = suite.model, settings.device, dict[str, dict[int, str]]()
     first, _ = first_inputs(suite.test)
     with evaluating(model, device) as place:

@@ -27,10 +27,10 @@ def load(world, **arguments):
     return load_suites(str(world.path), world.folder / "out", **arguments)
 
 
-def test_the_built_in_suites_are_digits_and_those_of_openood(tmp_path, monkeypatch):
+def test_the_built_in_suites_are_digits_scenes_and_those_of_openood(tmp_path, monkeypatch):
     for name in ("cifar", "mine.yaml", "toml", ""):
         for load_by_name in (lambda name: load_suites(name, tmp_path), open_suite_file):
-            with pytest.raises(ValueError, match="digits, texts, cifar10, cifar100, imagenet1k, imagenet200"):
+            with pytest.raises(ValueError, match="digits, texts, scenes, cifar10, cifar100, imagenet1k, imagenet200"):
                 pytest.fail(f"{name!r} gave {load_by_name(name)}")
     monkeypatch.setenv("OPENOOD", "")
     with pytest.raises(FileNotFoundError, match="data="):

@@ -10,7 +10,7 @@ from reprlib import repr as shortened
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ...errors import brief
@@ -31,7 +31,7 @@ ShortName = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description=f"a nam
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 FromZero = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Numbers = Annotated[list[float], Meta(description="a list of numbers")]
-Integers = Annotated[list[int], Meta(min_length=1, description="a non-empty list of whole numbers")]
+Integers = Annotated[tuple[int, ...], Meta(min_length=1, description="a non-empty list of whole numbers")]
 Seeds = Annotated[list[FromZero], Meta(min_length=1, description="a non-empty list of whole numbers, at least 0")]
 Percent = Annotated[float, Meta(gt=0, le=100, description="a number in percent, above 0 and at most 100")]
 Flag = Annotated[bool, Meta(description="true or false")]
@@ -124,7 +124,7 @@ class OodTable(ImageTable, frozen=True, kw_only=True):
     group: Group
     about: Text = ""
     printed: Text = ""
-    anomalies: Integers = field(default_factory=lambda: [1])
+    anomalies: Integers = (1,)
 
     @property
     def title(self) -> str:
@@ -173,7 +173,7 @@ class SuiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     ood_val: Annotated[ImageTable, SECTION] | None = None
     ood: Annotated[list[OodTable], SECTIONS]
     protocol: Text = ""
-    ignored: Integers = field(default_factory=lambda: [255])
+    ignored: Integers = (255,)
 
     @property
     def data_sets(self) -> dict[str, tuple[str, ImageTable]]:
@@ -204,8 +204,8 @@ def _explain(error: msgspec.ValidationError, content: Table, kind: Any) -> str:
     """Return the message of a validation error: section and key, the expected and the actual value, and a fix."""
     message, _, path = str(error).partition(" - at `$")
     steps = re.findall(r"\.(\w+)(?:\[(\d+)\])?", path)  # keys that lead to the error, and positions in their lists
-    named = re.search("field `(.*)`", message, re.DOTALL)  # an unknown or missing one
-    key = named[1] if named else steps.pop()[0]
+    field = re.search("field `(.*)`", message, re.DOTALL)  # an unknown or missing one
+    key = field[1] if field else steps.pop()[0]
     title = ""
     for name, position in steps:
         content = content[name][int(position)] if position else content[name]

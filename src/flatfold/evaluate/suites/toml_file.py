@@ -269,7 +269,7 @@ class SuiteData:
             val=self.take("val", document.val),
             test=self.take("test", document.test),
             ood=tuple(
-                OodSet(it.name, it.group, self.take("ood", it), it.about, it.printed, tuple(it.anomalies))
+                OodSet(it.name, it.group, self.take("ood", it), it.about, it.printed, it.anomalies)
                 for it in document.ood
             ),
             ood_val=self.take("ood_val", document.ood_val) if document.ood_val else None,
@@ -333,7 +333,7 @@ class SuiteData:
         """Return all images of the file or folder that a section names, with labels if it is a split."""
         transform = replace(self.transform, **table.settings)
         kind, path, images = self.place(table)
-        labels = isinstance(table, SplitTable) and (table.y or True) and table.masks is None
+        labels = isinstance(table, SplitTable) and table.masks is None and (table.y or True)
         first = table.first_class if isinstance(table, SplitTable) else 0
         where = (table.masks, table.mask, table.ending, table.partial, first)
         key = (kind, path, images, labels, transform, where)
