@@ -79,6 +79,14 @@ def test_a_process_of_each_command_starts_without_torch(name):
     assert f"flatfold {name}" in done.stdout
 
 
+def test_guards_are_imported_without_the_compiler_of_torch_and_without_figures():
+    """Each of these takes longer than flatfold itself."""
+    slow = ("torch._dynamo", "matplotlib", "scipy.stats", "transformers", "onnxruntime", "pyarrow")
+    code = f"import sys, flatfold as ff; ff.Guard, ff.create; sys.exit(str([n for n in {slow} if n in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "[]\n"
+
+
 def test_the_installed_program_answers(tmp_path):
     done = subprocess.run([sys.executable, "-m", "flatfold", "methods"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

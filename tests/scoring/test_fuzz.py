@@ -232,7 +232,7 @@ def campaign(files):
         grown = before and [b - a for a, b in zip(before, memory(), strict=True)]
         events, watch.on = sorted(watch.seen), True
         eval("1")
-        import colorsys  # noqa: F401
+        import tabnanny  # noqa: F401
 
         (Path(folder) / "other").write_bytes(b"")
         watch.on = False

@@ -28,7 +28,7 @@ from .fitting import FitResult
 from .guard import Guard, GuardModule
 from .guard_file import save_guard
 from .monitor import Monitor
-from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
+from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, drawn_cells, fit_positions
 from .regions import Regions, find_regions
 
 ALARM = (220, 38, 38)  # the colour of an alarm in a picture
@@ -330,6 +330,7 @@ class DenseModule(GuardModule):
 
     def __init__(self, network: Network, calibrated: CalibratedDetector, images: Images) -> None:
         super().__init__(network, calibrated)
+        torch.compiler.assume_constant_result(drawn_cells)  # not a decorator: that would import the compiler, 2 s
         self.of_images = copy_around_memory(images.calibration)
         self.pixels, self.level = images.pixels, images.level
 

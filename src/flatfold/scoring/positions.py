@@ -98,9 +98,8 @@ def at_size(values: Tensor, size: Sequence[int]) -> Tensor:
     return values
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # of torch
 def drawn_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    """Return :func:`order_of_cells`; a compiler takes it for a constant."""
+    """Return :func:`order_of_cells`; a constant for a compiler once ``assume_constant_result`` was called with this."""
     return order_of_cells(grid, size)
 
 
