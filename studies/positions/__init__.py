@@ -24,8 +24,8 @@ from flatfold.network.network import Network
 from flatfold.scoring.calibrated import Calibration
 
 REDRAWS = 400
-PIXELS = 400  # of an image
-SETTINGS = ((20, 0.05), (30, 0.05), (40, 0.05), (100, 0.05), (100, 0.01))  # calibration images and rate
+PIXELS = 100  # of an image
+SETTINGS = ((30, 0.05), (100, 0.01))  # calibration images and rate
 SHIFTED = 1000  # synthetic images that alarms are measured on
 
 
@@ -62,7 +62,7 @@ def scene_scores(folder: Path, method: str = "msp") -> Tensor:
 
 def correlated_scores(images: int, rng: np.random.Generator) -> Tensor:
     """Return scores whose pixels share almost everything with the other pixels of their image."""
-    return torch.from_numpy(rng.normal(size=(images, 1)) + 0.05 * rng.normal(size=(images, PIXELS // 4)))
+    return torch.from_numpy(rng.normal(size=(images, 1)) + 0.05 * rng.normal(size=(images, PIXELS)))
 
 
 def alarm_shares(calibration: Tensor, new: Tensor, fpr: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from flatfold.display.figure import INK, THRESHOLD, Drawing, Key, LineStyle, Panel, line_style
+from flatfold.display.figure import INK, THRESHOLD, Drawing, Key, LineStyle, Panel, adaptive, line_style
 from flatfold.evaluate.results import as_csv
 from flatfold.io.files import write_atomically
 from studies.positions import Measured, measure_all, scene_scores
@@ -43,7 +43,8 @@ def main() -> None:
     panels = [Panel(title, partial(draw, [row for row in found if row.maps == maps])) for maps, title in titles.items()]
     keys = [Key("a guard's threshold", GUARD), Key("a threshold on pooled pixels", POOLED)]
     keys.append(Key("the rate asked for", LineStyle(INK, THRESHOLD.dashes)))
-    Drawing("positions", panels, keys, columns=2, size=(3.9, 2.7)).save(options.out)
+    drawing = Drawing("positions", panels, keys, columns=2, size=(3.9, 2.7))
+    write_atomically(options.out / "positions.svg", adaptive(drawing.svg()))
 
 
 if __name__ == "__main__":
