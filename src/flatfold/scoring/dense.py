@@ -330,7 +330,7 @@ class DenseModule(GuardModule):
 
     def __init__(self, network: Network, calibrated: CalibratedDetector, images: Images) -> None:
         super().__init__(network, calibrated)
-        torch.compiler.assume_constant_result(drawn_cells)  # not a decorator: that would import the compiler, 2 s
+        torch.compiler.assume_constant_result(drawn_cells)  # type: ignore[no-untyped-call]  # a decorator takes 2 s
         self.of_images = copy_around_memory(images.calibration)
         self.pixels, self.level = images.pixels, images.level
 
