@@ -49,7 +49,7 @@ def test_with_little_memory_a_command_ends_in_one_line_or_well(here, whole, name
     for megabytes in (1, 2, 8, 1000):
         done = run(*COMMANDS[name], cwd=here, memory=megabytes * 2**20)
         codes.append(done.returncode)
-        if done.returncode < 0:  # libraries in C and Rust may end the process
+        if done.returncode < 0 or "SystemError" in done.stderr:  # of libraries in C and Rust
             shutil.rmtree(here / "out", ignore_errors=True)
             continue
         assert done.returncode in (0, 1), (megabytes, done)

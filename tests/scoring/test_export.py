@@ -103,6 +103,19 @@ def test_a_file_gives_the_verdicts_of_the_guard(name, per_class, suffix, tmp_pat
         assert torch.equal(outputs["is_ood"][4:], guard(x).is_ood[4:])
 
 
+def test_a_row_of_features_that_are_all_zero_has_the_same_score(tmp_path):
+    """As of an input for which no ReLU fires: the smallest number of float64 would be 0 in an ONNX graph."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)), 3 * torch.randn(200, 4)
+    with torch.no_grad():
+        model[0].bias.fill_(-1)
+    x[:5] = 0
+    guard = ff.Guard.fit(model, (x, model(x).argmax(dim=1)), fpr=0.1)
+    assert not model[:2](x[:5]).any()
+    export(guard, tmp_path / "model.onnx", [x[:64]])
+    check_file(tmp_path / "model.onnx", guard, {"x": x[:9]})
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_keyword_arguments_keep_their_names_and_labels_are_left_out(suffix, tmp_path):
     model, x = built(made.two_inputs)

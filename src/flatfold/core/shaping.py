@@ -13,13 +13,14 @@ from .hessian import entry_chunks, widen
 
 FEW_CLASSES = 32  # up to this number the separate steps of a softmax are faster
 ENTRIES_SORTED = 2**24  # up to this number percentiles are computed from a copy
+SMALLEST_NORM = torch.finfo(torch.float32).tiny  # of any dtype: that of float64 would be 0 in an ONNX graph
 SMALLEST_DIVISOR = 1e-7  # lower bound of norms that scores are divided by, as in the authors' AutoFold
 
 
 def row_norms(h: Tensor) -> Tensor:
     """Return ``|h|`` per row as ``(n, 1)``, clamped above zero so that any power of it is finite."""
     norms: Tensor = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
-    return norms.clamp_min(torch.finfo(h.dtype).tiny)
+    return norms.clamp_min(SMALLEST_NORM)
 
 
 def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Te
 
 def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
     """Return the norm ``(n, 1)`` and the direction ``(n, d)`` of each row, without overflow of squares."""
-    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
+    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
     scaled = h / largest
     norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return largest * norms.clamp_min(1.0), scaled / norms.clamp_min(1.0)
@@ -177,7 +178,7 @@ def scale_ratio(h: Tensor, largest: Tensor) -> Tensor:
 
 def total_over(h: Tensor, largest: Tensor) -> Tensor:
     """Return the sum of all entries over that of the largest ``(n, 1)``; 0 for a row of zeros."""
-    return h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
+    return h.sum(dim=-1, keepdim=True) / largest.clamp_min(SMALLEST_NORM)
 
 
 def largest_sum(h: Tensor, k: int) -> Tensor:

@@ -23,6 +23,7 @@ PAPER = Work(
     "ICLR",
     "https://arxiv.org/abs/2306.02879",
 )
+MOST_BINS = 10_000  # of a layer
 
 
 @register(
@@ -84,8 +85,8 @@ class Nac(InputDetector):
         for threshold in _to_list(self.threshold):
             check_above_zero("threshold", threshold, "0.05")
         for bins in _to_list(self.bins):
-            if isinstance(bins, bool) or not isinstance(bins, int) or bins < 4 or bins % 2:
-                raise MethodRefusedError(f"bins must be an even number of at least 4, got {bins!r}.")
+            if isinstance(bins, bool) or not isinstance(bins, int) or not 4 <= bins <= MOST_BINS or bins % 2:
+                raise MethodRefusedError(f"bins must be an even number from 4 to {MOST_BINS}, got {bins!r:.60}.")
         counts: list[Tensor] = []
         rows = 0
         for x, _ in batches:

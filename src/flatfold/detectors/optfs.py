@@ -51,7 +51,7 @@ class OptFS(Detector):
         self.bins = bins
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        check_count("bins", self.bins)
+        check_count("bins", self.bins, bank.features.numel(), "activations of the bank")
         start, end = percentiles(bank.features, (0.1, 99.9))
         width = (end - start) / self.bins
         if not width > 0:

@@ -116,7 +116,7 @@ def method_name(name: str) -> str:
     if name not in METHODS:
         near = get_close_matches(name, [*METHODS, *ALIASES], n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(methods())}."
-        raise ValueError(f"no method is called {name!r}. {NOT_METHODS.get(name, hint)}")
+        raise ValueError(f"no method is called {name!r:.80}. {NOT_METHODS.get(name, hint)}")
     return name
 
 

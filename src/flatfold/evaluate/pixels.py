@@ -60,7 +60,7 @@ from .methods import PACKAGE, FeatureData, Fitted, Spec, fit_method, method_run
 from .results import ID, OPENOOD, PAPER, Average, Certainty, MethodRun, Overlay, Row, columns_of
 from .suites.suite import Suite
 
-ROWS = 40_000  # drawn positions of a data set that methods learn from
+ROWS = 16_000  # drawn positions of a data set that methods learn from
 PART = 64  # images in a part
 CLUSTERS = 1000  # groups of images that are resampled
 MEANS = ("auroc", "fpr95_ood_positive", "aupr_out")  # metrics of single images, whose means are reported
