@@ -17,7 +17,7 @@ from flatfold.scoring import positions
 from flatfold.scoring.calibrated import CalibratedDetector
 from flatfold.scoring.dense import DenseGuard, DenseOutputs
 from flatfold.scoring.export import FORMATS, compare
-from flatfold.scoring.positions import cells_of, draw, fit_positions, upper_quantile
+from flatfold.scoring.positions import cells_of, draw, fit_positions, order_of_cells, upper_quantile
 from tests.architectures import Net
 from tests.refusals import refused
 from tests.small_scenes import GRID, SIZE, N, batched, fitted, network, scenes
@@ -350,6 +350,7 @@ def test_an_exported_graph_has_the_maps_of_the_guard(tmp_path, suffix):
     guard, (x, _) = fitted("mds"), scenes(6, seed=2)
     x[:2, :, 4:9, 4:11] *= 30
     path = tmp_path / f"guard{suffix}"
+    order_of_cells.cache_clear()  # as in a new process, in which the graph is traced before anything else runs
     parity = guard.export(path, x)
     assert (parity.inputs, parity.batch_sizes) == (6, (1, 6))
     verdict = guard(x[:3])

@@ -26,6 +26,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
@@ -99,12 +100,12 @@ def at_size(values: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def drawn_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    """Return :func:`order_of_cells`; a constant for a compiler once ``assume_constant_result`` was called with this."""
-    return order_of_cells(grid, size)
+    """Return :func:`order_of_cells`, a constant for a compiler once ``assume_constant_result`` was called with this."""
+    return torch.from_numpy(order_of_cells(grid, size))
 
 
-@lru_cache(maxsize=8)
-def order_of_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+@lru_cache(maxsize=8)  # of an array: a tensor made while a graph is traced has no values
+def order_of_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.int64]:
     """Return the positions of the grid, ``(pixels,)``, of the pixels of new images in the order of the draw.
 
     It is always the same, and drawn by numpy, so that it is a constant while a graph is traced.
@@ -112,7 +113,8 @@ def order_of_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
     cells = np.arange(prod(grid)).reshape(grid)
     for axis, (side, length) in enumerate(zip(grid, size, strict=True)):
         cells = cells.take(np.arange(length) * side // length, axis=axis)
-    return torch.from_numpy(cells.ravel()[np.random.default_rng(prod(size)).permutation(prod(size))])
+    order: NDArray[np.int64] = cells.ravel()[np.random.default_rng(prod(size)).permutation(prod(size))]
+    return order
 
 
 def draw(
