@@ -135,7 +135,7 @@ def draw_positions(suite: Suite, settings: Settings) -> Positions:
             drawn, _ = draw(network, batches, suite.ignored, device, suite.seed + number)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
-        banks[name] = _as_bank(drawn)
+        banks[name] = bank_of(drawn)
         warn_unreadable(reasons, source)
     train = banks.get("train")
     return Positions(
@@ -162,7 +162,7 @@ def _batches(source: Source, settings: Settings, reasons: dict[int, str], labell
             yield read.batch if labelled else read.batch._replace(labels=None)
 
 
-def _as_bank(drawn: Sequence[Drawn]) -> FeatureBank:
+def bank_of(drawn: Sequence[Drawn]) -> FeatureBank:
     """Return at most ``ROWS`` of the drawn positions, equally many pixels of every image, whose labels count."""
     parts = [each.thin(max(1, ROWS // len(drawn))) for each in drawn]
     rows = [torch.unique(each.counted) for each in parts]
@@ -177,7 +177,7 @@ def _as_bank(drawn: Sequence[Drawn]) -> FeatureBank:
 def fit_on_positions(spec: Spec, positions: Positions) -> tuple[Fitted, NDArray[np.float32]]:
     """Fit a method and return it with the edges of the bins of its scores."""
     if get_method(spec.name).sees != "features":
-        raise MethodRefusedError("it runs the network on whole images, and has no score for a pixel.")
+        raise MethodRefusedError("their scores are of whole images, not of pixels.")
     fitted = fit_method(spec, FeatureData(positions.banks), positions.banks)
     detector = fitted.detector
     assert isinstance(detector, Detector)

@@ -115,6 +115,9 @@ def test_a_layout_finds_every_image_with_its_mask_and_counts_its_pixels(make, tm
         images = wanted[row.dataset][0]
         assert row.n_id == images * (11 * 16 - 20)  # the first row is ignored
     assert results.suite["n_test"] == 3
+    *_, network = examine(open_suite_file(str(tmp_path / "mine.toml"), any_counts=True), out=tmp_path / "out")
+    assert (network.what, network.state) == ("network fcn", "note"), network
+    assert "positions of test images are classified correctly" in network.sentence
 
 
 def test_unset_folders_and_wrong_keys_are_explained(tmp_path, monkeypatch):

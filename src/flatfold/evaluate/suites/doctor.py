@@ -17,14 +17,16 @@ from ...detectors import methods as registered
 from ...errors import InsufficientResourcesError, UnreadableImageError
 from ...io.progress import track
 from ...network.execution import Execution
-from ...passes.extract import extract_features
+from ...passes.extract import EveryPositionError, extract_features
+from ...scoring.positions import draw
 from ..banks import Settings, accuracy_fits
 from ..banks import accuracy as accuracy_of
 from ..methods import Spec
+from ..pixels import bank_of
 from ..plan import make_plan
 from .schema import KINDS, OPENOOD, SPLITS, ImageTable, SuiteTable, TransformTable, section_title
 from .suite import OodSet, Suite
-from .toml_file import Network, SuiteData, SuiteFile
+from .toml_file import LEFT_OUT, Network, SuiteData, SuiteFile
 
 State = Literal["ok", "note", "wrong", "missing"]  # from the best to the worst
 
@@ -135,7 +137,9 @@ def examine(
     for check in checks.values():
         check.conclude()
     if out is not None and usable is not None and not any(it.needs_attention for it in diagnoses):
-        diagnoses.append(_estimate(suite_file, *usable, out))
+        suite = suite_file.data(usable[0]).suite()
+        if not suite.masked:  # whose pixels are counted a part at a time
+            diagnoses.append(_estimate(suite, *usable, out / usable[0].name if len(suite_file.networks) > 1 else out))
     return diagnoses
 
 
@@ -316,8 +320,13 @@ def _check_accuracy(
     try:
         whole = suite_file.data(network).take("test", suite_file.document.test)
         test = take_subset(whole, limit, network.draws, balanced=True)
-        loading, execution = Loading(max_unreadable=1.0), Execution(head=network.table.head)
-        runs, bank, unreadable, *_ = extract_features(model, test, loading, execution)
+        loading, execution, what = Loading(max_unreadable=1.0), Execution(head=network.table.head), "test images"
+        try:
+            runs, bank, unreadable, *_ = extract_features(model, test, loading, execution)
+        except EveryPositionError as found:
+            runs, unreadable, what = found.network, {}, "positions of test images"
+            ignored = (*suite_file.document.ignored, LEFT_OUT)
+            bank = bank_of(draw(runs, found.batches, ignored, None, seed=0)[0])
         head = runs.found.head
         share = accuracy_of(bank, head)
     except FAILURES as error:
@@ -331,7 +340,7 @@ def _check_accuracy(
     diagnosis.found = f"{100 * share:.2f} %"
     largest = -1 if bank.labels is None else int(bank.labels.max())
     expected = network.table.accuracy
-    sentence = f"{diagnosis.found} of {n} test images are classified correctly"
+    sentence = f"{diagnosis.found} of {n} {what} are classified correctly"
     if largest >= outputs:
         diagnosis.add("wrong", f"The test images have labels up to {largest}, but the network has {outputs} classes.")
     elif expected is None:
@@ -341,13 +350,11 @@ def _check_accuracy(
         diagnosis.add("wrong", f"{sentence}, {expected:.2f} % were expected. {CAUSES}{hint}")
 
 
-def _estimate(suite_file: SuiteFile, network: Network, model: nn.Module, out: Path) -> Diagnosis:
+def _estimate(suite: Suite, network: Network, model: nn.Module, out: Path) -> Diagnosis:
     """Estimate what a benchmark of all methods on a network needs."""
-    name = network.name if len(suite_file.networks) > 1 else ""
     diagnosis = Diagnosis("costs", "ok", str(out))
-    suite = suite_file.data(network).suite()
     methods = [Spec(name) for name in registered()]
-    plan = make_plan(suite.sources_for(tuning=False), model, methods, out / name / "banks", head=network.table.head)
+    plan = make_plan(suite.sources_for(tuning=False), model, methods, out / "banks", head=network.table.head)
     if plan is not None:
         diagnosis.sentence = f"A benchmark of all methods needs {plan}."
         try:
