@@ -2,8 +2,8 @@
 
 Methods are fitted on positions drawn from the training images, as guards are (:mod:`flatfold.scoring.positions`). The
 test images then run through the network once, a part at a time, and every method scores their positions; scores are
-brought to the size of the masks like those of a guard. Only histograms are kept (:mod:`flatfold.core.histograms`), so
-memory use does not grow with the number of images. Finished parts are stored, and an interrupted run resumes with the
+brought to the size of the masks like those of a guard. Only histograms and the drawn positions are kept
+(:mod:`flatfold.core.histograms`), some kilobytes per image. Finished parts are stored, and an interrupted run resumes with the
 others.
 
 Intervals are over images. More than ``CLUSTERS`` images of a data set are resampled in that many groups.
