@@ -2,9 +2,8 @@
 
 Methods are fitted on positions drawn from the training images, as guards are (:mod:`flatfold.scoring.positions`). The
 test images then run through the network once, a part at a time, and every method scores their positions; scores are
-brought to the size of the masks like those of a guard. Only histograms and the drawn positions are kept
-(:mod:`flatfold.core.histograms`), some kilobytes per image. Finished parts are stored, and an interrupted run resumes with the
-others.
+brought to the size of the masks like those of a guard. Histograms (:mod:`flatfold.core.histograms`) and drawn positions
+are kept, some kilobytes per image. Finished parts are stored, and an interrupted run resumes with the others.
 
 Intervals are over images. More than ``CLUSTERS`` images of a data set are resampled in that many groups.
 """
