@@ -224,6 +224,7 @@ def test_the_service_takes_texts_with_the_tokeniser_of_the_model(here, monkeypat
     assert flatfold(*serve, "--tokenizer", "bert").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_suite_of_texts_is_evaluated(here):
     write_csv(here / "new.csv", sentences(40, 3, NEW))
     write_csv(here / "test.csv", sentences(60, 4))

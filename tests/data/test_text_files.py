@@ -188,6 +188,7 @@ def test_a_guard_takes_the_path_of_a_file_of_texts(tmp_path):
     assert torch.allclose(source(texts[:3]).score, verdict.score[:3])  # it keeps the tokeniser of the source
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_texts(tmp_path):
     path = tmp_path / "a.jsonl"
     line = json.dumps({"text": "abc" * 400}) + "\n"

@@ -125,6 +125,7 @@ def test_a_model_with_an_input_for_the_whole_batch_is_not_batched_by_triton(tmp_
     assert [list(tensor.dims) for tensor in config.output] == [[-1, 3], [-1], [-1], [-1]]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_there_gets_the_next_version_and_keeps_its_configuration(guard, tmp_path):
     for _ in range(2):
         guard.export(tmp_path, [inputs()], layout="triton")

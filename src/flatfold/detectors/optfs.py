@@ -23,6 +23,7 @@ PAPER = Work(
     "ICLR",
     "https://arxiv.org/abs/2402.00865",
 )
+MOST_BINS = 2**20
 
 
 @register(
@@ -51,7 +52,9 @@ class OptFS(Detector):
         self.bins = bins
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        check_count("bins", self.bins, bank.features.numel(), "activations of the bank")
+        check_count("bins", self.bins)
+        if self.bins > MOST_BINS:
+            raise MethodRefusedError(f"bins must be at most {MOST_BINS:,}, got {self.bins!r:.60}. 100 is customary.")
         start, end = percentiles(bank.features, (0.1, 99.9))
         width = (end - start) / self.bins
         if not width > 0:

