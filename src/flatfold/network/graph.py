@@ -220,6 +220,7 @@ def write_onnx(
             },
         )
         assert translated is not None
+        _remove_traced_shapes(translated.model.graph)
         _name_batch_axis(translated.model.graph, batch)
         translated.model.metadata_props.update(metadata)
         translated.save(path, external_data=False)
@@ -261,6 +262,18 @@ def _onnx_batch_norm(
     outputs = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps)
     normalised = outputs[0] if isinstance(outputs, Sequence) else outputs  # torch 2.6 adds the outputs of the training
     return normalised, op.Identity(running_mean), op.Identity(running_var)  # the model reads the first only
+
+
+def _remove_traced_shapes(graph: Any) -> None:
+    """Remove the shapes of intermediate values if their symbols are the sizes of the trace, as torch 2.6 names them.
+
+    A runtime may take the size '192' of a batch for that of a constant of 192 entries.
+    """
+    sizes = [size for entry in graph.inputs for size in entry.shape]
+    if any(not isinstance(size, int) and str(size).isdigit() for size in sizes):
+        for node in graph:
+            for value in node.outputs:
+                value.shape = value.shape if any(value is output for output in graph.outputs) else None
 
 
 def _name_batch_axis(graph: Any, batch: Batch) -> None:

@@ -161,9 +161,11 @@ class DensePass(Pass):
         outputs: The logits as the model returned them, with two classes instead of a single one.
         channels_last: Whether these are ``(n, *size, c)``, and not ``(n, c, *size)``.
         counted: Which positions are no padding, a mask ``(n, *sides)``; None if all are none.
+        size: The size of the logits that the model returned, ``(H, W)`` or ``(T,)``.
     """
 
     grid: tuple[int, ...]
+    size: tuple[int, ...]  # not a property, which torch 2.6 cannot compile
     outputs: Tensor
     channels_last: bool
     counted: Tensor | None
@@ -180,22 +182,17 @@ class DensePass(Pass):
         result = cls(maps.features.flatten(0, -2).to(dtype), as_two_classes(maps.logits.flatten(0, -2), dim=1))
         outputs, result.grid = as_two_classes(maps.outputs, dim=1), tuple(maps.features.shape[:-1])
         result.outputs = outputs.movedim(1, -1) if relation.channels_last else outputs
-        result.channels_last = relation.channels_last
+        result.channels_last, result.size = relation.channels_last, tuple(maps.outputs.shape[2:])
         masked = record.mask is not None and tuple(record.mask.shape) == result.grid
         result.counted = record.mask != 0 if masked and record.mask is not None else None
         return result
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """The size of the logits that the model returned, ``(H, W)`` or ``(T,)``."""
-        return tuple(self.outputs.shape[1:-1] if self.channels_last else self.outputs.shape[2:])
 
     def select(self, kept: Tensor) -> DensePass:
         """Return the result of some of the inputs, a mask ``(n,)``."""
         rows = kept.repeat_interleave(prod(self.grid[1:]))
         result = type(self)(self.features[rows], self.logits[rows])
         result.grid, result.outputs = (int(kept.sum()), *self.grid[1:]), self.outputs[kept]
-        result.channels_last = self.channels_last
+        result.channels_last, result.size = self.channels_last, self.size
         result.counted = None if self.counted is None else self.counted[kept]
         return result
 
