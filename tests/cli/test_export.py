@@ -56,6 +56,7 @@ def test_a_guard_without_a_transform_takes_it_from_options_and_keeps_it(here):
         assert part in content
 
 
+@pytest.mark.slow
 def test_a_triton_repository_gets_the_model_and_then_its_next_version(here):
     pytest.importorskip("onnxruntime", reason="flatfold[onnx] is not installed")
     options = ("guard.safetensors", *MODEL, "--images", "photos", "--triton", "models")

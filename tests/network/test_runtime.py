@@ -146,6 +146,7 @@ def test_auto_takes_the_fastest_and_says_why(monkeypatch):
 
 
 @needs_onnx
+@pytest.mark.slow
 def test_an_exported_graph_is_kept_and_used_only_for_the_network_it_came_from(tmp_path, monkeypatch):
     model, found, batch = make_case()
     cache, exports = tmp_path / "guard.graph", []

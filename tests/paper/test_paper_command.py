@@ -142,6 +142,7 @@ def test_every_table_of_the_paper_can_be_printed_whole():
 
 
 @pytest.mark.usefixtures("terminal")
+@pytest.mark.slow
 def test_a_narrow_terminal_gets_tables_of_the_paper_in_parts_without_wrapped_cells():
     for name in TABLES:
         shown = sorted(f"{number.value:.{TABLES[name].digits}f}" for number in read_table(name))

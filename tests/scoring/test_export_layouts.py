@@ -150,6 +150,7 @@ def test_a_model_that_is_there_gets_the_next_version_and_keeps_its_configuration
     assert [path.name for path in tmp_path.iterdir()] == ["guard"]
 
 
+@pytest.mark.slow
 def test_nothing_is_in_the_repository_until_the_graph_was_compared(guard, tmp_path, monkeypatch):
     """So whoever is killed before leaves nothing that a server would load: not even a hidden folder."""
     models, seen = tmp_path / "models", []

@@ -346,6 +346,7 @@ assert os.waitpid(start(out), 0)[1] == 0
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are copied by fork, which is not here")
 @pytest.mark.parametrize("suffix", [".csv", *(pytest.param(s, marks=pytest.mark.slow) for s in SUFFIXES[1:])])
+@pytest.mark.slow
 def test_a_run_that_is_killed_often_ends_with_the_same_bytes(tmp_path, suffix):
     make_task(tmp_path, images=300)
     for row in (7, 100, 199):
