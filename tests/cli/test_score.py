@@ -210,6 +210,13 @@ def test_a_pipe_that_is_closed_ends_it_quietly(files, world, copies):
     assert process.wait() == 0
 
 
+def is_being_written(folder):
+    try:
+        return any(path.stat().st_size for path in folder.glob(".flatfold-tmp-*/*"))
+    except FileNotFoundError:  # a temporary folder was removed in the meantime
+        return False
+
+
 @only_once
 @pytest.mark.skipif(os.name == "nt", reason="signals are those of POSIX")
 @pytest.mark.parametrize(("how", "old"), [(signal.SIGINT, "old"), pytest.param(signal.SIGKILL, None, marks=SLOW)])
@@ -220,7 +227,7 @@ def test_a_run_that_is_stopped_leaves_nothing_half_written(files, world, how, ol
     if old:
         out.write_text(old)
     process = start(*RAW, "--out", str(out))
-    while not any(path.stat().st_size for path in out.parent.glob(".flatfold-tmp-*/*")):
+    while not is_being_written(out.parent):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(how)
