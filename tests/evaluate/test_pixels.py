@@ -17,6 +17,7 @@ from flatfold.evaluate.compare import compare_methods
 from flatfold.evaluate.results import load_results
 from flatfold.evaluate.runner import run, run_and_save
 from flatfold.evaluate.suites.suite import OodSet, Suite
+from flatfold.network.heads import DensePass
 from flatfold.report.page import write_report
 from tests.small_scenes import network, write_scenes
 
@@ -181,3 +182,16 @@ def test_more_images_than_groups_give_the_same_metrics_with_intervals_from_group
         assert row.auroc == whole.auroc
         widths = [high - low for low, high in (it.certainty.intervals["auroc"] for it in (row, whole))]
         assert 0.3 < widths[0] / widths[1] < 4
+
+
+def test_the_map_of_an_image_does_not_depend_on_the_other_images_of_its_batch():
+    class Given(torch.nn.Module):
+        def forward(self, h):
+            return h[:, 0]
+
+    h = torch.rand(2, 6, 8, 3)
+    result = DensePass(h.flatten(0, -2), torch.zeros(96, 2))
+    result.grid = (2, 6, 8)
+    alone = pixels.score_maps(Given(), result, (12, 16))[1]
+    result.features[5, 0] = torch.inf  # of the first image
+    assert np.array_equal(pixels.score_maps(Given(), result, (12, 16))[1], alone)

@@ -22,11 +22,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from ..core.bank import FeatureBank
 from ..core.bootstrap import draws, percentile_interval
-from ..core.hessian import row_chunks
 from ..core.histograms import (
     COARSE,
     METRICS,
@@ -52,7 +50,7 @@ from ..network.heads import DensePass
 from ..network.network import Network
 from ..passes.extract import check_share, first_inputs, warn_unreadable
 from ..passes.passes import cut
-from ..scoring.positions import AT_ONCE, Drawn, at_size, draw, scores_of
+from ..scoring.positions import Drawn, draw, scores_of, smooth
 from .banks import Banks, Settings, short_key
 from .compare import compare_with_best
 from .methods import PACKAGE, FeatureData, Fitted, Spec, fit_method, method_run
@@ -284,17 +282,10 @@ def pixel_kinds(batch: Batch, result: DensePass, anomalies: Sequence[int], ignor
 
 
 def score_maps(detector: Detector, result: DensePass, size: Sequence[int]) -> NDArray[np.float32]:
-    """Return the scores of a batch at the size of its masks, ``(n, *size)``, bilinear if all are finite."""
+    """Return the scores of a batch at the size of its masks, ``(n, *size)``, as a guard does."""
     with torch.no_grad():
-        scores = torch.cat([detector(result.features[rows]) for rows in row_chunks(len(result.features), AT_ONCE)])
-    grids = scores.float().reshape(result.grid)
-    if tuple(grids.shape[1:]) == tuple(size):
-        maps = grids
-    elif grids.isfinite().all():
-        maps = interpolate(grids[:, None], tuple(size), mode="bilinear", align_corners=False)[:, 0]
-    else:
-        maps = at_size(grids, size)
-    values: NDArray[np.float32] = maps.cpu().numpy()
+        scores = scores_of(detector, result.features).float().reshape(result.grid)
+    values: NDArray[np.float32] = smooth(scores, tuple(size)).cpu().numpy()
     if np.isnan(values).any():
         check_finite(torch.from_numpy(values).flatten()[:, None], "scores")
     return values

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from ..core.hessian import row_chunks
 from ..core.validation import check_finite
@@ -28,7 +27,7 @@ from .fitting import FitResult
 from .guard import Guard, GuardModule
 from .guard_file import save_guard
 from .monitor import Monitor
-from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, drawn_cells, fit_positions
+from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, drawn_cells, fit_positions, smooth
 from .regions import Regions, find_regions
 
 ALARM = (220, 38, 38)  # the colour of an alarm in a picture
@@ -300,7 +299,7 @@ def decide(result: DensePass, calibrated: CalibratedDetector, images: Images) ->
     """Return all maps and numbers of a batch that the model has run on."""
     score, p_value, is_ood = decide_on_grid(result, calibrated)
     numbers = images.of_maps(score, result.counted, result.size)
-    maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
+    maps = (smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
     return DenseOutputs(result.outputs, *maps, numbers, *images.calibration(numbers))
 
 
@@ -314,15 +313,6 @@ def decide_on_grid(result: DensePass, calibrated: CalibratedDetector) -> tuple[T
         counted = result.counted.to(score.device)
         p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
     return score, p_value, is_ood
-
-
-def _smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return scores ``(n, *grid)`` at another size: bilinear, unless this would make neighbours of one NaN."""
-    near = at_size(score, size)
-    if tuple(score.shape[1:]) == size or score.ndim != 3:
-        return near
-    smooth = interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-    return smooth.where(score.isfinite().flatten(1).all(dim=1)[:, None, None], near)
 
 
 class DenseModule(GuardModule):

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ..core.bank import FeatureBank, Head
 from ..core.conformal import ROUNDING
@@ -97,6 +98,15 @@ def at_size(values: Tensor, size: Sequence[int]) -> Tensor:
         if side != length:
             values = values.index_select(axis, torch.arange(length, device=values.device) * side // length)
     return values
+
+
+def smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return scores ``(n, *grid)`` at another size: bilinear, unless this would make neighbours of one NaN."""
+    near = at_size(score, size)
+    if tuple(score.shape[1:]) == size or score.ndim != 3:
+        return near
+    between = interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    return between.where(score.isfinite().flatten(1).all(dim=1)[:, None, None], near)
 
 
 def drawn_cells(grid: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
